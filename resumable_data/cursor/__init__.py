@@ -1,0 +1,34 @@
+"""Committed progress, the recipe it was counted under, and the digest of what was delivered."""
+
+from resumable_data.cursor.codec import STATE_KEY, STATE_NUM_BYTES, decode_cursor, encode_cursor
+from resumable_data.cursor.coverage import (
+    NO_ROWS,
+    CoverageSpan,
+    Lanes,
+    add_lanes,
+    row_hashes,
+    sum_lanes,
+)
+from resumable_data.cursor.cursor import Cursor, Migration
+from resumable_data.cursor.recipe import Recipe, RecipeChange, compare_recipes, describe_changes
+from resumable_data.cursor.resume import resume_cursor
+
+__all__ = [
+    "NO_ROWS",
+    "STATE_KEY",
+    "STATE_NUM_BYTES",
+    "CoverageSpan",
+    "Cursor",
+    "Lanes",
+    "Migration",
+    "Recipe",
+    "RecipeChange",
+    "add_lanes",
+    "compare_recipes",
+    "decode_cursor",
+    "describe_changes",
+    "encode_cursor",
+    "resume_cursor",
+    "row_hashes",
+    "sum_lanes",
+]

@@ -1,0 +1,142 @@
+"""Committed progress: a few exact integers, whatever the world size and the dataset's length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.cursor.coverage import CoverageSpan, add_span
+from resumable_data.cursor.recipe import Recipe, RecipeChange
+from resumable_data.errors import CorruptStateError
+from resumable_data.plan.schedule import Schedule
+
+if TYPE_CHECKING:
+    from resumable_data.plan.schedule import UpdateSpan
+
+CURSOR_VERSION = 1
+
+
+class Migration(msgspec.Struct, frozen=True, array_like=True):
+    """A declared change of the recipe, made before the update with index `update`, at `position`."""
+
+    update: int
+    position: int
+    changes: tuple[RecipeChange, ...]
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What optimizer updates have committed. The next sample is `offset` samples into `epoch`.
+
+    Attributes:
+        recipe: What must match for these numbers to mean the same thing.
+        run_id: Identifies the run; empty until its first commit.
+        attempt: The attempt (launch of the job) that committed last; 0 before the first commit, and where
+            no ledger counts attempts.
+        applied: Updates whose optimizer step was taken.
+        skipped: Updates whose optimizer step was skipped, say by a loss scaler; their samples are consumed.
+        samples: Samples committed; padding and dropped samples are not among them.
+        tokens: Target tokens committed, where their number per sample is known; else 0.
+        epoch: Epoch of the next sample. The end of epoch e is (e + 1, 0).
+        offset: Samples of `epoch` that are behind the cursor, in [0, N).
+        padding: Rows committed that repeated a sample to fill an update (``tail="pad"``).
+        dropped: Samples skipped at the ends of epochs (``tail="drop"``).
+        migrations: Declared changes of the recipe, oldest first.
+        coverage: Digests of what was delivered, of one or more spans of committed positions.
+    """
+
+    recipe: Recipe
+    version: int = CURSOR_VERSION
+    run_id: str = ""
+    attempt: int = 0
+    applied: int = 0
+    skipped: int = 0
+    samples: int = 0
+    tokens: int = 0
+    epoch: int = 0
+    offset: int = 0
+    padding: int = 0
+    dropped: int = 0
+    migrations: tuple[Migration, ...] = ()
+    coverage: tuple[CoverageSpan, ...] = ()
+
+    @property
+    def updates(self) -> int:
+        """Updates committed, applied or skipped; the index of the next one."""
+        return self.applied + self.skipped
+
+    @property
+    def position(self) -> int:
+        """Place of the next sample in the run's global sequence: ``epoch * N + offset``."""
+        return self.epoch * self.recipe.length + self.offset
+
+    def schedule(self, epochs: int | None = None) -> Schedule:
+        """How the run's positions are cut into updates from here on."""
+        recipe = self.recipe
+        return Schedule(length=recipe.length, global_batch=recipe.global_batch, tail=recipe.tail, epochs=epochs)
+
+    def advance(self, span: UpdateSpan, *, applied: bool, run_id: str, attempt: int, tokens: int = 0) -> Cursor:
+        """The cursor after the update `span`, which must be the next one."""
+        schedule = self.schedule()
+        before = schedule.settle(self.epoch, self.offset)
+        assert span.start == before.epoch * self.recipe.length + before.offset
+        after = schedule.after(span)
+        return msgspec.structs.replace(
+            self,
+            run_id=run_id,
+            attempt=attempt,
+            applied=self.applied + applied,
+            skipped=self.skipped + (not applied),
+            samples=self.samples + span.num_samples,
+            tokens=self.tokens + tokens,
+            epoch=after.epoch,
+            offset=after.offset,
+            padding=self.padding + span.padding,
+            dropped=self.dropped + before.dropped + after.dropped,
+        )
+
+    def with_coverage(self, span: CoverageSpan) -> Cursor:
+        """The cursor with the digest of one more span of its committed positions."""
+        return msgspec.structs.replace(self, coverage=add_span(self.coverage, span))
+
+    def to_json(self) -> bytes:
+        """The cursor as canonical JSON: fields in the order above, sorted keys, no spaces, exact integers."""
+        return msgspec.json.encode(self, order="deterministic")
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Cursor:
+        """The cursor from its JSON.
+
+        Raises:
+            CorruptStateError: It is not the JSON of a cursor of this version, or its numbers contradict each other.
+        """
+        try:
+            cursor = msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CorruptStateError(
+                f"expected a cursor as JSON, found something else ({error}). Nothing was loaded; give a file made by "
+                "Cursor.to_json(), or a checkpoint's cursor."
+            ) from None
+        cursor.check()
+        return cursor
+
+    def check(self) -> None:
+        """Make sure that the numbers can be those of a cursor.
+
+        Raises:
+            CorruptStateError: They cannot.
+        """
+        if self.version != CURSOR_VERSION:
+            raise CorruptStateError(
+                f"expected a cursor of version {CURSOR_VERSION}, found version {self.version}. Nothing was loaded; "
+                "read it with the version of resumable_data that wrote it."
+            )
+        length = self.recipe.order.get("length")
+        counters = (self.attempt, self.applied, self.skipped, self.samples, self.tokens, self.epoch, self.padding)
+        if not isinstance(length, int) or length < 1 or self.recipe.global_batch < 1:
+            raise CorruptStateError(f"a cursor needs a positive length and global batch, found {self.recipe}")
+        if min(*counters, self.dropped, self.offset) < 0 or self.offset >= length:
+            raise CorruptStateError(
+                f"expected counters of at least 0 and an offset in [0, {length}), found {self}. Nothing was loaded; "
+                "the state was not written by this package, or was edited."
+            )

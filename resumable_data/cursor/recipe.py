@@ -1,0 +1,106 @@
+"""What has to match for a cursor to mean the same thing, and what changed where it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+RecipeValue = int | str | None
+
+ALLOWED_CHANGES = frozenset({"global_batch", "tail", "normalize", "fingerprint"})
+"""Fields that `load_state_dict` may be told to change; all others give positions another meaning."""
+
+_EFFECTS = {
+    "order": "the same positions would name other samples: some would be repeated and others never seen",
+    "fingerprint": "the same sample IDs would name other contents",
+    "global_batch": "updates would take another number of samples, and the schedules that count updates shift",
+    "tail": "other samples would be dropped, padded or carried over at the ends of epochs",
+    "normalize": "samples would weigh differently in the gradient",
+}
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What must match for a cursor to mean the same thing.
+
+    World size, microbatch, workers and the number of epochs are not in it: they may always change.
+
+    Attributes:
+        order: The order's `describe()`: kind, version, length, seed, name.
+        global_batch: Samples of one update.
+        tail: What happens at the end of an epoch, see `Schedule`.
+        normalize: What the gradient is a mean over, ``"samples"`` or ``"tokens"``.
+        fingerprint: What identifies the dataset's contents (a tokenizer, a data version), or None.
+    """
+
+    order: dict[str, int | str]
+    global_batch: int
+    tail: str = "carry"
+    normalize: str = "samples"
+    fingerprint: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Samples of one epoch."""
+        return int(self.order["length"])
+
+    def fields(self) -> dict[str, RecipeValue]:
+        """All fields by their names in messages and in ``allow=``, the order's as ``order.seed`` and so on."""
+        flat: dict[str, RecipeValue] = {f"order.{key}": value for key, value in sorted(self.order.items())}
+        flat["global_batch"] = self.global_batch
+        flat["tail"] = self.tail
+        flat["normalize"] = self.normalize
+        flat["fingerprint"] = self.fingerprint
+        return flat
+
+
+class RecipeChange(msgspec.Struct, frozen=True, array_like=True):
+    """One field that differs between two recipes."""
+
+    field: str
+    saved: RecipeValue
+    now: RecipeValue
+
+
+def compare_recipes(saved: Recipe, now: Recipe) -> tuple[RecipeChange, ...]:
+    """The fields in which two recipes differ, with both values."""
+    old, new = saved.fields(), now.fields()
+    return tuple(
+        RecipeChange(field, old.get(field), new.get(field))
+        for field in dict.fromkeys([*old, *new])
+        if old.get(field) != new.get(field) or (field in old) != (field in new)
+    )
+
+
+def describe_changes(changes: Collection[RecipeChange]) -> str:
+    """A table of changed fields: name, saved value, value now, and what the change does to the data."""
+    rows = [(c.field, repr(c.saved), repr(c.now), _EFFECTS[c.field.partition(".")[0]]) for c in changes]
+    widths = [max(len(row[column]) for row in [*rows, _HEADER]) for column in range(3)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip()
+        for row in [_HEADER, *rows]
+    ]
+    return "\n".join("  " + line for line in lines)
+
+
+_HEADER = ("field", "saved", "now", "effect")
+
+
+def check_allowed(allow: Collection[str]) -> frozenset[str]:
+    """The set of allowed changes.
+
+    Raises:
+        UsageError: A name in it is not a field that may change.
+    """
+    unknown = sorted(set(allow) - ALLOWED_CHANGES)
+    if unknown:
+        raise UsageError(
+            f"allow= takes {sorted(ALLOWED_CHANGES)}, got {unknown}. World size, microbatch, workers and epochs may "
+            "always change and need no allowance; an order cannot change within a run."
+        )
+    return frozenset(allow)

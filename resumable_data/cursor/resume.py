@@ -1,0 +1,59 @@
+"""From a saved cursor to the one a job starts at: refuse what would change the data, record what was allowed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.cursor.cursor import Cursor, Migration
+from resumable_data.cursor.recipe import ALLOWED_CHANGES, Recipe, check_allowed, compare_recipes, describe_changes
+from resumable_data.errors import RecipeMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def resume_cursor(saved: Cursor, recipe: Recipe, *, allow: Collection[str] = ()) -> Cursor:
+    """The cursor that a job with `recipe` starts at, to go on from `saved`.
+
+    Args:
+        saved: The cursor from the checkpoint.
+        recipe: What this job declares.
+        allow: Names of recipe fields that may differ; the change is recorded in the cursor as a migration.
+
+    Raises:
+        RecipeMismatchError: A field differs that is not allowed to.
+        UsageError: `allow` names something that cannot be allowed.
+    """
+    allowed = check_allowed(allow)
+    changes = compare_recipes(saved.recipe, recipe)
+    if not changes:
+        return saved
+    refused = [change for change in changes if change.field not in allowed]
+    if refused:
+        names = {change.field for change in refused}
+        raise RecipeMismatchError(
+            f"this job's recipe is not the one that the saved cursor (position {saved.position}, "
+            f"{saved.updates} updates) was counted under:\n{describe_changes(refused)}\n"
+            f"Nothing was loaded. {_way_out(names)}"
+        )
+    migration = Migration(saved.updates, saved.position, changes)
+    migrated = msgspec.structs.replace(saved, recipe=recipe, migrations=(*saved.migrations, migration))
+    place = migrated.schedule().settle(saved.epoch, saved.offset)
+    return msgspec.structs.replace(
+        migrated, epoch=place.epoch, offset=place.offset, dropped=saved.dropped + place.dropped
+    )
+
+
+def _way_out(names: set[str]) -> str:
+    if names <= ALLOWED_CHANGES:
+        return (
+            "To go on from the saved position with the new values, and have the change recorded, call "
+            f"load_state_dict(state, allow={sorted(names)})."
+        )
+    fixed = sorted(names - ALLOWED_CHANGES)
+    return (
+        f"{', '.join(fixed)} cannot change within a run. Give the loader the saved values, or start a new run: "
+        'load_state_dict(state, allow={"fresh_start"}) begins at position 0.'
+    )

@@ -1,0 +1,18 @@
+"""Positions to updates, microbatches and data-parallel ranks, with nothing required to divide anything."""
+
+from resumable_data.plan.alternatives import Alternatives
+from resumable_data.plan.batch_plan import GRADIENT_REDUCTIONS, BatchPlan, loss_factor, require_count
+from resumable_data.plan.schedule import TAILS, Place, Schedule, Segment, UpdateSpan
+
+__all__ = [
+    "GRADIENT_REDUCTIONS",
+    "TAILS",
+    "Alternatives",
+    "BatchPlan",
+    "Place",
+    "Schedule",
+    "Segment",
+    "UpdateSpan",
+    "loss_factor",
+    "require_count",
+]

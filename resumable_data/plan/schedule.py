@@ -1,0 +1,163 @@
+"""Where updates begin and end in the global sequence, for every tail and number of epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from resumable_data.errors import UsageError
+from resumable_data.plan.batch_plan import BatchPlan, require_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TAILS = ("carry", "short", "drop", "pad")
+
+_ENDLESS = 1 << 62
+
+
+class Place(NamedTuple):
+    """A place in the run: `offset` samples into `epoch`, and the samples skipped on the way there."""
+
+    epoch: int
+    offset: int
+    dropped: int = 0
+
+
+class UpdateSpan(NamedTuple):
+    """What one update takes: samples at positions [start, start + num_samples), then padding rows."""
+
+    start: int
+    num_samples: int
+    padding: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the update, padding included."""
+        return self.num_samples + self.padding
+
+
+class Segment(NamedTuple):
+    """`count` updates of the same size, one after another; the next starts `num_samples` further on."""
+
+    span: UpdateSpan
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Cuts the run's positions into updates.
+
+    ============  =======================================================================================
+    tail          what happens where an epoch of N samples does not hold a whole number of updates
+    ============  =======================================================================================
+    ``"carry"``   an update crosses the epochs' border; only the run's last one is short
+    ``"short"``   the last update of each epoch is short
+    ``"drop"``    the rest of each epoch is skipped and counted
+    ``"pad"``     the last update of each epoch is filled with offsets 0, 1, ... of that epoch, counted apart
+    ============  =======================================================================================
+
+    Args:
+        length: Samples of one epoch, N >= 1.
+        global_batch: Rows of one update, G >= 1.
+        tail: One of the four above.
+        epochs: Epochs of the whole run, or None for a run without an end.
+
+    Raises:
+        UsageError: An argument is outside its range, or ``tail="drop"`` would drop everything.
+    """
+
+    length: int
+    global_batch: int
+    tail: str = "carry"
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        require_count("length", self.length)
+        require_count("global_batch", self.global_batch)
+        if self.epochs is not None:
+            require_count("epochs", self.epochs)
+        if self.tail not in TAILS:
+            raise UsageError(f"tail must be one of {TAILS}, got {self.tail!r}")
+        if self.tail == "drop" and self.global_batch > self.length:
+            raise UsageError(
+                f'tail="drop" with a global batch of {self.global_batch} would drop all {self.length} samples of '
+                'every epoch. Use tail="carry", or a global batch of at most the number of samples.'
+            )
+
+    def settle(self, epoch: int, offset: int) -> Place:
+        """Where the next update starts, from `offset` in [0, N]: past the rest that ``"drop"`` skips."""
+        rest = self.length - offset
+        if rest == 0:
+            return Place(epoch + 1, 0)
+        if self.tail == "drop" and rest < self.global_batch:
+            return Place(epoch + 1, 0, rest)
+        return Place(epoch, offset)
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether the run has no epoch `epoch`."""
+        return self.epochs is not None and epoch >= self.epochs
+
+    def segment_at(self, epoch: int, offset: int) -> Segment | None:
+        """The longest row of equal updates that starts at this place; None where the run is over."""
+        epoch, offset, _ = self.settle(epoch, offset)
+        if self.is_over(epoch):
+            return None
+        start = epoch * self.length + offset
+        if self.tail == "carry":
+            left = _ENDLESS if self.epochs is None else self.epochs * self.length - start
+        else:
+            left = self.length - offset
+        full = left // self.global_batch
+        if full:
+            return Segment(UpdateSpan(start, self.global_batch, 0), full)
+        padding = self.global_batch - left if self.tail == "pad" else 0
+        return Segment(UpdateSpan(start, left, padding), 1)
+
+    def segments(self, epoch: int, offset: int) -> Iterator[Segment]:
+        """All segments from this place to the end of the run, endless where `epochs` is None."""
+        while segment := self.segment_at(epoch, offset):
+            yield segment
+            stop = segment.span.start + segment.count * segment.span.num_samples
+            epoch, offset = divmod(stop, self.length)
+
+    def update_at(self, epoch: int, offset: int) -> UpdateSpan | None:
+        """The update that starts at this place; None where the run is over."""
+        segment = self.segment_at(epoch, offset)
+        return segment and segment.span
+
+    def after(self, span: UpdateSpan) -> Place:
+        """The place where the next update starts after this one."""
+        return self.settle(*divmod(span.start + span.num_samples, self.length))
+
+    def updates_left(self, epoch: int, offset: int) -> int | None:
+        """Updates from this place to the end of the run; None where it has no end."""
+        return None if self.epochs is None else sum(count for _, count in self._sizes_left(epoch, offset))
+
+    def microbatches_left(self, epoch: int, offset: int, *, microbatch: int, num_replicas: int) -> int | None:
+        """Microbatches of every rank from this place to the end of the run; None where it has no end."""
+        if self.epochs is None:
+            return None
+        return sum(
+            count * BatchPlan(global_batch=rows, microbatch=microbatch, num_replicas=num_replicas).accumulation_steps
+            for rows, count in self._sizes_left(epoch, offset)
+        )
+
+    def _sizes_left(self, epoch: int, offset: int) -> Iterator[tuple[int, int]]:
+        """(rows, number of updates of that many rows) from this place to the end of a finite run."""
+        assert self.epochs is not None
+        epoch, offset, _ = self.settle(epoch, offset)
+        if self.is_over(epoch):
+            return
+        later_epochs = self.epochs - epoch - 1
+        if self.tail == "carry":
+            yield from self._sizes(self.length - offset + later_epochs * self.length, 1)
+        else:
+            yield from self._sizes(self.length - offset, 1)
+            yield from self._sizes(self.length, later_epochs)
+
+    def _sizes(self, num_samples: int, times: int) -> Iterator[tuple[int, int]]:
+        full, rest = divmod(num_samples, self.global_batch)
+        yield self.global_batch, full * times
+        if rest and self.tail != "drop":
+            yield (self.global_batch if self.tail == "pad" else rest), times
