@@ -1,0 +1,72 @@
+"""Exact data resume for distributed PyTorch training, on any number of ranks, with a proof.
+
+Every public name but the errors is here; the errors live in ``resumable_data.errors``. A name is
+looked up in its submodule at its first use, so that importing this package, or auditing a ledger
+with it, does not import torch.
+
+Example:
+    >>> import resumable_data as rd
+    >>> "Shuffle" in dir(rd)
+    True
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
+    from resumable_data.cursor import Cursor, Recipe
+    from resumable_data.ledger import Ledger
+    from resumable_data.loader import Microbatch, ResumableLoader, Update
+    from resumable_data.order import Sequential, Shuffle, TorchShuffle
+    from resumable_data.plan import BatchPlan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuditReport",
+    "BatchPlan",
+    "Cursor",
+    "Ledger",
+    "Microbatch",
+    "Recipe",
+    "ResumableLoader",
+    "Sequential",
+    "Shuffle",
+    "TorchShuffle",
+    "Update",
+    "__version__",
+    "audit_cursor",
+    "audit_ledger",
+]
+
+# Public name -> the submodule that defines it.
+_HOMES = {
+    "AuditReport": "audit",
+    "BatchPlan": "plan",
+    "Cursor": "cursor",
+    "Ledger": "ledger",
+    "Microbatch": "loader",
+    "Recipe": "cursor",
+    "ResumableLoader": "loader",
+    "Sequential": "order",
+    "Shuffle": "order",
+    "TorchShuffle": "order",
+    "Update": "loader",
+    "audit_cursor": "audit",
+    "audit_ledger": "audit",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next use finds it without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
