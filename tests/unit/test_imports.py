@@ -1,0 +1,67 @@
+"""What importing the package costs, and which names it offers."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import resumable_data
+
+TORCH_FREE = [
+    "resumable_data",
+    "resumable_data.errors",
+    "resumable_data.order",
+    "resumable_data.plan",
+    "resumable_data.cursor",
+    "resumable_data.ledger",
+    "resumable_data.audit",
+    "resumable_data.cli",
+]
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_module_does_not_import_torch(module: str) -> None:
+    """Planning, auditing and the command line start without the second that importing torch takes."""
+    assert run_python(f"import sys, {module}; print('torch' in sys.modules)") == "False"
+
+
+def test_the_check_for_torch_can_fail() -> None:
+    """A module that does import torch is seen by the check above."""
+    assert run_python("import sys, torch; print('torch' in sys.modules)") == "True"
+
+
+@pytest.mark.parametrize("name", resumable_data.__all__)
+def test_public_name_resolves(name: str) -> None:
+    """Each public name is found, under its own name, where the type checker is told that it is."""
+    value = getattr(resumable_data, name)
+    assert name in dir(resumable_data)
+    assert getattr(value, "__name__", name) == name
+
+
+def test_every_lazy_name_is_public() -> None:
+    """The table of lazy names and ``__all__`` name the same things."""
+    assert sorted([*resumable_data._HOMES, "__version__"]) == sorted(resumable_data.__all__)
+
+
+def test_no_public_name_is_a_submodule() -> None:
+    """A name means the same thing whether or not a submodule of that name was imported before."""
+    submodules = {module.name for module in pkgutil.iter_modules(resumable_data.__path__)}
+    assert submodules
+    assert submodules.isdisjoint(resumable_data.__all__)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """A misspelt name fails as it does for any module."""
+    with pytest.raises(AttributeError, match="has no attribute 'Shufle'"):
+        _ = resumable_data.Shufle  # type: ignore[attr-defined]
