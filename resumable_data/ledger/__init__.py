@@ -1,0 +1,19 @@
+"""What was really delivered: append-only files, one per attempt and data-parallel rank."""
+
+from resumable_data.ledger.attempts import ID_MODES, ON_ERROR_CHOICES, Ledger
+from resumable_data.ledger.records import Claim, Commit, Delivered, End, RankHeader, Rewind, digest_ids
+from resumable_data.ledger.writer import RankWriter
+
+__all__ = [
+    "ID_MODES",
+    "ON_ERROR_CHOICES",
+    "Claim",
+    "Commit",
+    "Delivered",
+    "End",
+    "Ledger",
+    "RankHeader",
+    "RankWriter",
+    "Rewind",
+    "digest_ids",
+]

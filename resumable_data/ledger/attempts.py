@@ -1,0 +1,214 @@
+"""Attempts: which launch of the job writes where."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.errors import LedgerError, LedgerWriteError, TopologyError, UsageError
+from resumable_data.ledger.frames import (
+    CLAIM_BYTES_MAX,
+    CLAIM_KIND,
+    chain_checksum,
+    make_frame,
+    make_head,
+    shown,
+)
+from resumable_data.ledger.layout import CLAIM_NAME, attempt_name, list_attempts, rank_name
+from resumable_data.ledger.reader import read_claim
+from resumable_data.ledger.records import Claim, RankHeader, encode_record
+from resumable_data.ledger.writer import RankWriter, sync_directory, write_all
+
+if TYPE_CHECKING:
+    from resumable_data.cursor import Cursor
+
+ID_MODES = ("digest", "full")
+ON_ERROR_CHOICES = ("unproven", "raise")
+
+_DIGEST_PAYLOAD_BYTES_MAX = 256
+_FULL_PAYLOAD_BYTES_MAX = 1 << 28
+_logger = logging.getLogger(__name__)
+
+
+class Ledger:
+    """A directory that records what every launch of a run delivered.
+
+    Nothing is written before `claim` or `join`.
+
+    Args:
+        path: The directory; it is made at the first claim.
+        ids: ``"digest"`` records a digest of each microbatch's IDs, ``"full"`` the IDs themselves too
+            (8 bytes per sample).
+        on_error: What trouble with the ledger's files does: ``"unproven"`` logs it once, training goes on and
+            the audit says "unproven"; ``"raise"`` raises LedgerWriteError.
+
+    Raises:
+        UsageError: An argument has no meaning, or `path` is something else than a directory.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, ids: str = "digest", on_error: str = "unproven"
+    ) -> None:
+        for name, value, choices in (("ids", ids, ID_MODES), ("on_error", on_error, ON_ERROR_CHOICES)):
+            if value not in choices:
+                raise UsageError(f"{name} must be one of {choices}, got {value!r}")
+        self.path = Path(path)
+        self.ids = ids
+        self.on_error = on_error
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(
+                f"ledger: expected a directory or a new path, found a file at {shown(self.path)}"
+            )
+
+    def claim(
+        self, start: Cursor, *, num_replicas: int, microbatch: int, epochs: int | None, run_id: str
+    ) -> Claim:
+        """Open the next attempt, for one launch and no other. Under a process group, rank 0 calls this.
+
+        Args:
+            start: The cursor the launch starts at.
+            num_replicas: Data-parallel ranks.
+            microbatch: The largest number of rows in one microbatch.
+            epochs: Epochs of the whole run, None for a run without an end.
+            run_id: The run's name.
+
+        Returns:
+            The claim, for all ranks to open their files with. Its attempt is 0 where the ledger could not be
+            written and `on_error` is ``"unproven"``.
+
+        Raises:
+            LedgerWriteError: It could not be written and `on_error` is ``"raise"``.
+        """
+        claim = Claim(run_id, 0, start, num_replicas, microbatch, epochs, _package_version())
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            number = self._newest()[0] + 1
+            while not self._try_claim(msgspec.structs.replace(claim, attempt=number)):
+                number += 1
+        except (OSError, LedgerError) as error:
+            self._fail(error)
+            return claim
+        return msgspec.structs.replace(claim, attempt=number)
+
+    def join(
+        self,
+        start: Cursor,
+        *,
+        rank: int,
+        num_replicas: int,
+        microbatch: int,
+        epochs: int | None,
+        run_id: str,
+        peer: int = 0,
+    ) -> Claim:
+        """Join the newest attempt if start and topology are its own and the rank is free; else claim one.
+
+        For ranks that have no process group to agree by, say all ranks of a run simulated in one process.
+        Arguments, result and errors are those of `claim`.
+        """
+        number, newest = self._newest_claim()
+        wanted = Claim(run_id, number, start, num_replicas, microbatch, epochs, _package_version())
+        if newest == wanted and not (self._directory(number) / rank_name(rank, peer)).exists():
+            return newest
+        return self.claim(
+            start, num_replicas=num_replicas, microbatch=microbatch, epochs=epochs, run_id=run_id
+        )
+
+    def open_rank(self, claim: Claim, *, rank: int, peer: int = 0) -> RankWriter:
+        """Create the file of `rank` in a claimed attempt.
+
+        Raises:
+            TopologyError: The claim has no such rank.
+            LedgerWriteError: It could not be created, or exists, and `on_error` is ``"raise"``.
+        """
+        if not 0 <= rank < claim.num_replicas or peer < 0:
+            raise TopologyError(
+                f"expected a rank in [0, {claim.num_replicas}) and a peer >= 0, got rank {rank}, peer {peer}"
+            )
+        if claim.attempt == 0:
+            return RankWriter(None, None, on_error=self.on_error)
+        limit = _DIGEST_PAYLOAD_BYTES_MAX
+        if self.ids == "full":
+            limit = min(limit + 8 * claim.microbatch, _FULL_PAYLOAD_BYTES_MAX)
+        header = RankHeader(claim.run_id, claim.attempt, rank, claim.num_replicas, peer, self.ids, limit)
+        path = self._directory(claim.attempt) / rank_name(rank, peer)
+        return RankWriter(path, header, on_error=self.on_error)
+
+    def run_id(self) -> str | None:
+        """The run that the newest attempt belongs to; None where there is no attempt yet.
+
+        Raises:
+            LedgerError: The newest claim cannot be read and `on_error` is ``"raise"``.
+        """
+        _, claim = self._newest_claim()
+        return claim.run_id if claim else None
+
+    def _directory(self, attempt: int) -> Path:
+        return self.path / attempt_name(attempt)
+
+    def _newest(self) -> tuple[int, Path | None]:
+        """The newest claimed attempt and its claim; (0, None) where there is none."""
+        if not self.path.exists():
+            return 0, None
+        attempts, _ = list_attempts(self.path)
+        for number, directory in reversed(attempts.items()):
+            if (directory / CLAIM_NAME).exists():
+                return number, directory / CLAIM_NAME
+        return 0, None
+
+    def _newest_claim(self) -> tuple[int, Claim | None]:
+        try:
+            number, path = self._newest()
+            return number, read_claim(path) if path else None
+        except LedgerError as error:
+            if self.on_error == "raise":
+                raise
+            _logger.error("%s Training goes on with a new attempt; the audit will not say 'proven'.", error)
+            return 0, None
+
+    def _try_claim(self, claim: Claim) -> bool:
+        """Claim one number; False where another launch has it.
+
+        The claim appears whole, under its own name, or not at all: a link to a finished file fails where the
+        name exists.
+        """
+        directory = self._directory(claim.attempt)
+        directory.mkdir(exist_ok=True)
+        payload = encode_record(claim)
+        if len(payload) > CLAIM_BYTES_MAX:
+            raise OSError(f"a claim of {len(payload)} bytes, where {CLAIM_BYTES_MAX} are allowed")
+        head = make_head(CLAIM_KIND)
+        unfinished = directory / f".claim-{secrets.token_hex(8)}"
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(descriptor, head + make_frame(payload, chain_checksum(head))[0])
+            os.fsync(descriptor)
+            os.link(unfinished, directory / CLAIM_NAME)
+        except FileExistsError:
+            return False
+        finally:
+            os.close(descriptor)
+            os.unlink(unfinished)
+        sync_directory(directory)
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        message = (
+            f"no attempt could be claimed in the ledger {shown(self.path)}: {error} What is delivered is "
+            "not recorded, so the audit will say 'unproven'. Make the directory writable, and "
+            "restart from a checkpoint."
+        )
+        if self.on_error == "raise":
+            raise LedgerWriteError(message) from error
+        _logger.error("%s Training goes on.", message)
+
+
+def _package_version() -> str:
+    from resumable_data import __version__
+
+    return __version__

@@ -1,0 +1,233 @@
+"""How records lie in a file: a head, then frames whose checksums form a chain.
+
+::
+
+    byte 0   8 bytes   magic b"RDLEDGER"
+         8   4 bytes   format version, little-endian
+        12   4 bytes   kind of file: 1 claim, 2 rank
+        16             frames:
+                       4 bytes  n, length of the payload, little-endian
+                       n bytes  payload, one msgpack record
+                       8 bytes  xxh3_64 of the payload, seeded with the checksum before it, little-endian
+
+The first frame's seed is the xxh3_64 of the 16 bytes of head. A frame that is removed, repeated or moved
+breaks the chain at its place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from typing import IO, TYPE_CHECKING
+
+import xxhash
+
+from resumable_data.errors import LedgerCorruptError, LedgerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MAGIC = b"RDLEDGER"
+FORMAT_VERSION = 1
+CLAIM_KIND = 1
+RANK_KIND = 2
+KINDS = {CLAIM_KIND: "claim", RANK_KIND: "rank"}
+
+CLAIM_BYTES_MAX = 1 << 16
+HEADER_BYTES_MAX = 1 << 12
+FRAME_OVERHEAD_BYTES = 12
+
+_HEAD = struct.Struct("<8sII")
+_LENGTH = struct.Struct("<I")
+_CHECKSUM = struct.Struct("<Q")
+_BLOCK_BYTES = 1 << 20
+
+HEAD_BYTES = _HEAD.size
+pack_length = _LENGTH.pack
+pack_checksum = _CHECKSUM.pack
+chain_checksum = xxhash.xxh3_64_intdigest
+
+
+def make_head(kind: int) -> bytes:
+    """The first 16 bytes of a file of this kind."""
+    return _HEAD.pack(MAGIC, FORMAT_VERSION, kind)
+
+
+def make_frame(payload: bytes, chain: int) -> tuple[bytes, int]:
+    """The frame of a payload after a frame with checksum `chain`, and its own checksum."""
+    chain = chain_checksum(payload, chain)
+    return pack_length(len(payload)) + payload + pack_checksum(chain), chain
+
+
+def shown(path: object) -> str:
+    """A path for people: what does not print, say a line break in a name, is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file for reading, and only a regular file: no symbolic link, FIFO, device or directory.
+
+    Raises:
+        LedgerCorruptError: It is something else.
+        LedgerError: It cannot be opened.
+    """
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if path.is_symlink():
+            raise not_regular(path, "a symbolic link") from None
+        raise LedgerError(f"cannot read {shown(path)}: {error.strerror}. Nothing was audited.") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise not_regular(path, "something else")
+    return open(descriptor, "rb", buffering=0)
+
+
+def not_regular(path: Path, found: str) -> LedgerCorruptError:
+    """The error for something in a ledger that is no regular file or directory."""
+    return LedgerCorruptError(
+        f"{shown(path)}: expected a regular file of a ledger, found {found}. Its contents may come from "
+        "anywhere, so nothing was audited; put the original file back."
+    )
+
+
+class FrameReader:
+    """Reads the frames of one file, in blocks, with bounded memory.
+
+    What a kill leaves, a file that ends in the middle of its last frame or in zeros, is a torn tail: it is
+    dropped and counted. Any other damage is an error.
+
+    Args:
+        file: Opened by `open_regular`; the caller closes it.
+        path: For messages.
+        kind: `CLAIM_KIND` or `RANK_KIND`.
+        payload_bytes_max: Largest payload allowed; may be changed between `first` and `blocks`.
+
+    Attributes:
+        offset: Bytes read and found good.
+        torn_bytes: Bytes of the torn tail, once all frames were read.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path, *, kind: int, payload_bytes_max: int) -> None:
+        self.path = path
+        self.payload_bytes_max = payload_bytes_max
+        self.offset = 0
+        self.torn_bytes = 0
+        self._file = file
+        self._rest = b""
+        self._chain = 0
+        self._has_head = self._read_head(kind)
+
+    def first(self) -> bytes | None:
+        """The payload of the first frame; None where the file is torn before its end."""
+        while self._has_head:
+            payloads = self._take(at_most=1)
+            if payloads:
+                return payloads[0]
+            if not self._fill():
+                break
+        self._finish()
+        return None
+
+    def blocks(self) -> Iterator[tuple[int, list[bytes]]]:
+        """The remaining payloads: (byte offset of the first frame, payloads in order), in batches."""
+        while True:
+            offset = self.offset
+            payloads = self._take()
+            if payloads:
+                yield offset, payloads
+            if not self._fill():
+                break
+        self._finish()
+
+    def corrupt(self, offset: int, expected: str, found: str) -> LedgerCorruptError:
+        """The error for damage at a byte offset."""
+        return LedgerCorruptError(
+            f"{shown(self.path)}, byte {offset}: expected {expected}, found {found}. What was delivered from "
+            "there on cannot be known; nothing was audited. Restore the file from a copy."
+        )
+
+    def _read_head(self, kind: int) -> bool:
+        expected = make_head(kind)
+        while len(self._rest) < HEAD_BYTES and self._fill():
+            pass
+        head = self._rest[:HEAD_BYTES]
+        if len(head) < HEAD_BYTES and (expected.startswith(head) or not any(head)):
+            return False
+        if head != expected:
+            raise self._bad_head(head, kind)
+        self._rest = self._rest[HEAD_BYTES:]
+        self.offset = HEAD_BYTES
+        self._chain = chain_checksum(head)
+        return True
+
+    def _bad_head(self, head: bytes, kind: int) -> LedgerCorruptError:
+        name = KINDS[kind]
+        if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
+            return self.corrupt(0, f"a {name} file of a ledger, which starts with {MAGIC!r}", repr(head[:8]))
+        _, version, found_kind = _HEAD.unpack(head)
+        if version != FORMAT_VERSION:
+            return self.corrupt(8, f"format version {FORMAT_VERSION}", f"version {version}, or damage")
+        return self.corrupt(12, f"a {name} file (kind {kind})", f"kind {found_kind}")
+
+    def _fill(self) -> bool:
+        try:
+            block = self._file.read(_BLOCK_BYTES)
+        except OSError as error:
+            raise LedgerError(
+                f"cannot read {shown(self.path)}: {error.strerror}. Nothing was audited."
+            ) from error
+        self._rest += block
+        return bool(block)
+
+    def _take(self, *, at_most: int | None = None) -> list[bytes]:
+        """Take the whole frames at the head of what was read; their payloads."""
+        payloads: list[bytes] = []
+        length_at, checksum_at, checksum_of = _LENGTH.unpack_from, _CHECKSUM.unpack_from, chain_checksum
+        buffer, chain, longest = self._rest, self._chain, self.payload_bytes_max
+        used, size = 0, len(self._rest)
+        while size - used >= FRAME_OVERHEAD_BYTES and len(payloads) != at_most:
+            (length,) = length_at(buffer, used)
+            if not 0 < length <= longest:
+                break
+            stop = used + 4 + length
+            if stop + 8 > size:
+                break
+            payload = buffer[used + 4 : stop]
+            chain = checksum_of(payload, chain)
+            if chain != checksum_at(buffer, stop)[0]:
+                found = f"{checksum_at(buffer, stop)[0]:016x}: this frame or one before it was changed"
+                raise self.corrupt(self.offset + used, f"a frame with checksum {chain:016x}", found)
+            payloads.append(payload)
+            used = stop + 8
+        self._chain = chain
+        self._rest = buffer[used:]
+        self.offset += used
+        self._check_length()
+        return payloads
+
+    def _check_length(self) -> None:
+        """Refuse a length that no frame has; where only zeros follow, read to the end and call them torn."""
+        if len(self._rest) < 4:
+            return
+        (length,) = _LENGTH.unpack_from(self._rest)
+        if 0 < length <= self.payload_bytes_max:
+            return
+        while not any(self._rest):
+            self.torn_bytes += len(self._rest)
+            self._rest = b""
+            if not self._fill():
+                return
+        raise self.corrupt(
+            self.offset,
+            f"a frame of 1 to {self.payload_bytes_max} bytes",
+            f"a length of {length}, or bytes after zeros",
+        )
+
+    def _finish(self) -> None:
+        """What is left at the end of the file is a torn tail."""
+        self.torn_bytes += len(self._rest)
+        self._rest = b""
