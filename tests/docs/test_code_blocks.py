@@ -55,10 +55,9 @@ def test_python_blocks_share_one_namespace_and_keep_their_lines() -> None:
 def test_block_marked_not_run_is_not_run(tmp_path: Path) -> None:
     """A mark with a reason right before a block leaves out that block alone."""
     run_page(write_page(tmp_path, "<!-- not run: divides -->\n\n```python\n1/0\n```\n"), tmp_path)
+    page = write_page(tmp_path, "<!-- not run: no -->\n```sh\nfalse\n```\n```python\n1/0\n```\n")
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        run_page(
-            write_page(tmp_path, "<!-- not run: no -->\n```sh\nfalse\n```\n```python\n1/0\n```\n"), tmp_path
-        )
+        run_page(page, tmp_path)
 
 
 @pytest.mark.parametrize(
