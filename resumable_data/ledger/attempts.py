@@ -51,9 +51,7 @@ class Ledger:
         UsageError: An argument has no meaning, or `path` is something else than a directory.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, ids: str = "digest", on_error: str = "unproven"
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, ids: str = "digest", on_error: str = "unproven") -> None:
         for name, value, choices in (("ids", ids, ID_MODES), ("on_error", on_error, ON_ERROR_CHOICES)):
             if value not in choices:
                 raise UsageError(f"{name} must be one of {choices}, got {value!r}")
@@ -61,13 +59,9 @@ class Ledger:
         self.ids = ids
         self.on_error = on_error
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(
-                f"ledger: expected a directory or a new path, found a file at {shown(self.path)}"
-            )
+            raise UsageError(f"ledger: expected a directory or a new path, found a file at {shown(self.path)}")
 
-    def claim(
-        self, start: Cursor, *, num_replicas: int, microbatch: int, epochs: int | None, run_id: str
-    ) -> Claim:
+    def claim(self, start: Cursor, *, num_replicas: int, microbatch: int, epochs: int | None, run_id: str) -> Claim:
         """Open the next attempt, for one launch and no other. Under a process group, rank 0 calls this.
 
         Args:
@@ -115,9 +109,7 @@ class Ledger:
         wanted = Claim(run_id, number, start, num_replicas, microbatch, epochs, _package_version())
         if newest == wanted and not (self._directory(number) / rank_name(rank, peer)).exists():
             return newest
-        return self.claim(
-            start, num_replicas=num_replicas, microbatch=microbatch, epochs=epochs, run_id=run_id
-        )
+        return self.claim(start, num_replicas=num_replicas, microbatch=microbatch, epochs=epochs, run_id=run_id)
 
     def open_rank(self, claim: Claim, *, rank: int, peer: int = 0) -> RankWriter:
         """Create the file of `rank` in a claimed attempt.

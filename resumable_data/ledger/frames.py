@@ -177,9 +177,7 @@ class FrameReader:
         try:
             block = self._file.read(_BLOCK_BYTES)
         except OSError as error:
-            raise LedgerError(
-                f"cannot read {shown(self.path)}: {error.strerror}. Nothing was audited."
-            ) from error
+            raise LedgerError(f"cannot read {shown(self.path)}: {error.strerror}. Nothing was audited.") from error
         self._rest += block
         return bool(block)
 

@@ -215,9 +215,7 @@ class _Columns:
     def _decode_all(self, offset: int, payloads: list[bytes]) -> list[RankRecord]:
         """Decode a batch in one call, as if it were one msgpack array."""
         try:
-            return record_list_decoder.decode(
-                _ARRAY_32 + len(payloads).to_bytes(4, "big") + b"".join(payloads)
-            )
+            return record_list_decoder.decode(_ARRAY_32 + len(payloads).to_bytes(4, "big") + b"".join(payloads))
         except msgspec.DecodeError:
             # Frame by frame, to say where. A payload that holds more or less than one record fails here only.
             records = []
@@ -239,9 +237,7 @@ class _Columns:
                 self.has_end = True
                 if number != len(records) - 1:
                     offset = _offset_of(number + 1, offset, payloads)
-                    raise self._frames.corrupt(
-                        offset, "nothing after the record of the file's end", "a record"
-                    )
+                    raise self._frames.corrupt(offset, "nothing after the record of the file's end", "a record")
 
     def _check_ids(self, offset: int, payloads: list[bytes], records: list[RankRecord]) -> None:
         for number, record in enumerate(records):
@@ -251,9 +247,7 @@ class _Columns:
             if ids is None or len(ids) != 8 * record.count or xxhash.xxh3_64_intdigest(ids) != record.digest:
                 found = "none" if ids is None else f"{len(ids)} bytes of other IDs"
                 where = _offset_of(number, offset, payloads)
-                raise self._frames.corrupt(
-                    where, f"{8 * record.count} bytes of IDs with the record's digest", found
-                )
+                raise self._frames.corrupt(where, f"{8 * record.count} bytes of IDs with the record's digest", found)
 
 
 def _columns(records: list[Delivered]) -> Deliveries:

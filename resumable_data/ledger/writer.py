@@ -30,6 +30,9 @@ from resumable_data.ledger.records import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 _logger = logging.getLogger(__name__)
 _NOT_OPEN = -1
 
@@ -54,6 +57,7 @@ class RankWriter:
         self._descriptor = _NOT_OPEN
         self._chain = 0
         self._payload_bytes_max = 0
+        self._is_full = header is not None and header.ids == "full"
         self._is_directory_synced = False
         self.broken = path is None
         """Whether records are missing from the file, and will be."""
@@ -64,17 +68,20 @@ class RankWriter:
         self,
         update: int,
         index: int,
-        *,
         start: int,
         stride: int,
         count: int,
         padding: int,
         filler: int,
         digest: int,
-        ids: bytes | None = None,
+        ids: NDArray[np.int64] | None = None,
     ) -> None:
-        """Record a microbatch handed to the training loop; the arguments are the fields of `Delivered`."""
-        self._append(Delivered(update, index, start, stride, count, padding, filler, digest, ids))
+        """Record a microbatch handed to the training loop; the arguments are the fields of `Delivered`.
+
+        `ids` (count,) int64 are needed, and kept, only where the ledger was made with ``ids="full"``.
+        """
+        kept = ids.astype("<i8").tobytes() if self._is_full and ids is not None else None
+        self._append(Delivered(update, index, start, stride, count, padding, filler, digest, kept))
 
     def commit(self, update: int, applied: bool) -> None:
         """Record that the optimizer took (`applied`) or skipped the step of `update`."""
@@ -115,9 +122,7 @@ class RankWriter:
             payload = encode_record(record)
             size = len(payload)
             if size > self._payload_bytes_max:
-                raise OSError(
-                    f"a record of {size} bytes, where the file's header allows {self._payload_bytes_max}"
-                )
+                raise OSError(f"a record of {size} bytes, where the file's header allows {self._payload_bytes_max}")
             self._chain = chain = chain_checksum(payload, self._chain)
             written = os.write(self._descriptor, pack_length(size) + payload + pack_checksum(chain))
             if written != size + 12:
