@@ -54,6 +54,6 @@ def _way_out(names: set[str]) -> str:
         )
     fixed = sorted(names - ALLOWED_CHANGES)
     return (
-        f"{', '.join(fixed)} cannot change within a run. Give the loader the saved values, or start a new run: "
-        'load_state_dict(state, allow={"fresh_start"}) begins at position 0.'
+        f"{', '.join(fixed)} cannot change within a run. Give the loader the saved values; or, to begin a new run at "
+        "position 0, load the model alone and leave this state out."
     )

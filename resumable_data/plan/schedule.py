@@ -38,10 +38,10 @@ class UpdateSpan(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """`count` updates of the same size, one after another; the next starts `num_samples` further on."""
+    """`num_updates` updates of the same size, one after another; the next starts `num_samples` further on."""
 
     span: UpdateSpan
-    count: int
+    num_updates: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Schedule:
         """All segments from this place to the end of the run, endless where `epochs` is None."""
         while segment := self.segment_at(epoch, offset):
             yield segment
-            stop = segment.span.start + segment.count * segment.span.num_samples
+            stop = segment.span.start + segment.num_updates * segment.span.num_samples
             epoch, offset = divmod(stop, self.length)
 
     def update_at(self, epoch: int, offset: int) -> UpdateSpan | None:

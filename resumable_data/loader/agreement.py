@@ -1,0 +1,164 @@
+"""What ranks tell each other: at the first delivery, that they start at the same place; before a save, what they read.
+
+Two small collective calls. Neither happens while training goes on, nor in ``state_dict()``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from resumable_data.cursor import NO_ROWS, Lanes, add_lanes, decode_cursor, encode_cursor
+from resumable_data.errors import DisagreementError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from resumable_data.cursor import Cursor
+
+_SHOWN = 4
+
+
+class Report(NamedTuple):
+    """What one process tells the others.
+
+    Attributes:
+        rank: Its data-parallel rank.
+        num_replicas: How many it believes there are.
+        settings: A hash of the settings that must be equal on all ranks.
+        cursor: A hash of its cursor.
+        lane_0: First lane of the digest of its own rows since the last agreement.
+        lane_1: Second lane.
+        run: The number of the run as far as this process knows, else a proposal; the first process's is taken.
+    """
+
+    rank: int
+    num_replicas: int
+    settings: int
+    cursor: int
+    lane_0: int
+    lane_1: int
+    run: int
+
+
+_FORMAT = struct.Struct("<7Q")
+
+
+def cursor_hash(cursor: Cursor) -> int:
+    """A 64-bit hash that is equal where cursors are."""
+    return xxhash.xxh3_64_intdigest(encode_cursor(cursor))
+
+
+def exchange(report: Report, group: ProcessGroup) -> list[Report]:
+    """All processes' reports, in the order of their ranks in `group`. Collective."""
+    gathered = _all_gather(_FORMAT.pack(*report), group)
+    return [Report(*_FORMAT.unpack(part)) for part in gathered]
+
+
+def broadcast_number(number: int, group: ProcessGroup) -> int:
+    """The first process's `number`, on all. Collective."""
+    return int.from_bytes(_all_gather(number.to_bytes(8, "little", signed=True), group)[0], "little", signed=True)
+
+
+def gather_cursors(cursor: Cursor, group: ProcessGroup) -> list[Cursor]:
+    """All processes' cursors. Collective; only called to explain a disagreement."""
+    return [decode_cursor(part) for part in _all_gather(encode_cursor(cursor), group)]
+
+
+def _all_gather(payload: bytes, group: ProcessGroup) -> list[bytes]:
+    device = torch.device("cuda") if "nccl" in dist.get_backend(group) else torch.device("cpu")
+    local = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
+    gathered = torch.empty(dist.get_world_size(group) * len(payload), dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(gathered, local, group=group)
+    everything = gathered.cpu().numpy().tobytes()
+    return [everything[start : start + len(payload)] for start in range(0, len(everything), len(payload))]
+
+
+def check_reports(reports: Sequence[Report], *, explain: Callable[[], Sequence[Cursor]]) -> None:
+    """Make sure that the processes are one rank set at one cursor.
+
+    Args:
+        reports: One per process.
+        explain: Gives all processes' cursors, called where their hashes differ.
+
+    Raises:
+        DisagreementError: They are not; names the processes and what differs.
+    """
+    sizes = [report.num_replicas for report in reports]
+    if len(set(sizes)) > 1:
+        raise _disagreement("the number of data-parallel ranks", sizes)
+    missing = sorted(set(range(sizes[0])) - {report.rank for report in reports})
+    if missing:
+        raise DisagreementError(
+            f"expected all data-parallel ranks 0 .. {sizes[0] - 1} among {len(reports)} processes, none has rank "
+            f"{', '.join(map(str, missing[:_SHOWN]))}{' ...' if len(missing) > _SHOWN else ''}. Its samples would "
+            "never be read; check rank=, num_replicas= and data_axes=."
+        )
+    if len({report.settings for report in reports}) > 1:
+        raise _disagreement(
+            "the loader's settings, shown as a hash (epochs, microbatch, pad_microbatches, gradient_reduction, ...)",
+            [f"{report.settings:016x}" for report in reports],
+        )
+    if len({report.cursor for report in reports}) > 1:
+        raise _cursors_differ(explain())
+
+
+def sum_reports(reports: Sequence[Report]) -> Lanes:
+    """The digest of all data-parallel ranks' rows, each rank counted once.
+
+    Raises:
+        DisagreementError: Peers of one data-parallel rank read different samples.
+    """
+    lanes: dict[int, Lanes] = {}
+    for process, report in enumerate(reports):
+        own = (report.lane_0, report.lane_1)
+        if lanes.setdefault(report.rank, own) != own:
+            raise DisagreementError(
+                f"process {process} and another process of data-parallel rank {report.rank} were handed different "
+                "samples. Peers of one data-parallel rank (tensor, context, pipeline parallel) must read the same "
+                "ones; nothing was saved. Check data_axes=."
+            )
+    return add_lanes(NO_ROWS, *lanes.values())
+
+
+def _disagreement(what: str, values: Sequence[object]) -> DisagreementError:
+    by_value: dict[object, list[int]] = {}
+    for process, value in enumerate(values):
+        by_value.setdefault(value, []).append(process)
+    table = "\n".join(f"  {value!s}  on {_processes(where)}" for value, where in by_value.items())
+    return DisagreementError(
+        f"processes disagree on {what}:\n{table}\nThey would read overlapping or missing samples. Nothing was saved; "
+        "give all processes the same settings and load the same checkpoint on all of them."
+    )
+
+
+def _cursors_differ(cursors: Sequence[Cursor]) -> DisagreementError:
+    fields = [_flatten(cursor) for cursor in cursors]
+    lines = []
+    for name in fields[0]:
+        by_value: dict[str, list[int]] = {}
+        for process, flat in enumerate(fields):
+            by_value.setdefault(repr(flat.get(name)), []).append(process)
+        if len(by_value) > 1:
+            lines += [f"  {name} = {value}  on {_processes(where)}" for value, where in by_value.items()]
+    return DisagreementError(
+        "processes hold different cursors:\n" + "\n".join(lines) + "\nThey would repeat or skip samples after a "
+        "restart. Nothing was saved; load the same checkpoint on all processes, and commit on all of them."
+    )
+
+
+def _flatten(cursor: Cursor) -> dict[str, object]:
+    flat: dict[str, object] = {f"recipe.{name}": value for name, value in cursor.recipe.fields().items()}
+    flat.update({name: getattr(cursor, name) for name in cursor.__struct_fields__ if name != "recipe"})
+    return flat
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    return f"process {shown}" + (f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else "")

@@ -1,0 +1,69 @@
+"""The torch DataLoader underneath: which of its options are the user's, and how its workers are seeded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+import xxhash
+
+from resumable_data.errors import UsageError
+
+if TYPE_CHECKING:
+    from resumable_data.loader.fetch import FetchDataset, Fetched, RequestQueue
+
+DATALOADER_OPTIONS = frozenset(
+    {
+        "generator",
+        "multiprocessing_context",
+        "persistent_workers",
+        "pin_memory_device",
+        "prefetch_factor",
+        "timeout",
+        "worker_init_fn",
+    }
+)
+
+# given by the loader itself
+_OWN_OPTIONS = frozenset({"num_workers", "pin_memory"})
+
+
+def make_dataloader(
+    dataset: FetchDataset, requests: RequestQueue, **options: Any
+) -> torch.utils.data.DataLoader[Fetched]:
+    """A DataLoader that fetches `requests`, one whole microbatch each, in their order.
+
+    Raises:
+        UsageError: An option that the loader decides, or that DataLoader does not have.
+    """
+    unknown = set(options) - DATALOADER_OPTIONS - _OWN_OPTIONS
+    if unknown:
+        raise UsageError(
+            f"unknown options {sorted(unknown)}. The loader decides which samples make a batch, so batch_size, "
+            "shuffle, sampler, batch_sampler and drop_last are replaced by order, global_batch, microbatch and tail; of the "
+            f"DataLoader's other options it takes {sorted(DATALOADER_OPTIONS)}."
+        )
+    return torch.utils.data.DataLoader(dataset, batch_size=None, sampler=requests, collate_fn=_as_it_is, **options)
+
+
+def _as_it_is(fetched: Any) -> Any:
+    """Collating is done where samples are read."""
+    return fetched
+
+
+class WorkerSeeds:
+    """The generator that a DataLoader draws its workers' seeds from, so that it leaves the global one alone.
+
+    Args:
+        seed: The loader's seed.
+        rank: The data-parallel rank.
+    """
+
+    def __init__(self, seed: int, rank: int) -> None:
+        self.generator = torch.Generator()
+        self._key = (seed, rank)
+
+    def restart(self, position: int) -> None:
+        """Make the next seeds a function of seed, rank and position."""
+        self.generator.manual_seed(xxhash.xxh3_64_intdigest(repr((*self._key, position)).encode()) >> 1)

@@ -1,0 +1,248 @@
+"""One launch of one rank: progress, the ledger beside it, and the agreement with the other ranks."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+import xxhash
+
+from resumable_data import __version__
+from resumable_data.errors import LedgerError, OtherRunError, UsageError
+from resumable_data.ledger import Claim
+from resumable_data.loader.agreement import (
+    Report,
+    broadcast_number,
+    check_reports,
+    cursor_hash,
+    exchange,
+    gather_cursors,
+    sum_reports,
+)
+from resumable_data.sampler import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed import ProcessGroup
+
+    from resumable_data.cursor import Cursor
+    from resumable_data.ledger import Ledger, RankWriter
+    from resumable_data.loader.topology import Topology
+    from resumable_data.sampler import MicrobatchRows, RankLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """What stays the same for as long as a loader lives.
+
+    Attributes:
+        topology: This process among the others.
+        layout: Rank, rank set and microbatch.
+        epochs: Epochs of the run, None without an end.
+        loss_factor: See `resumable_data.plan.loss_factor`.
+        ledger: Where deliveries are recorded, or None.
+    """
+
+    topology: Topology
+    layout: RankLayout
+    epochs: int | None
+    loss_factor: float
+    ledger: Ledger | None
+
+    def hash(self) -> int:
+        """A 64-bit hash of what must be equal on all ranks."""
+        layout = self.layout
+        values = (self.epochs, layout.microbatch, layout.pad_microbatches, self.loss_factor, self.ledger is not None)
+        return xxhash.xxh3_64_intdigest(repr(values).encode())
+
+
+class Session:
+    """From a start cursor to a load, or to the end of the job: one attempt, as one rank sees it.
+
+    Args:
+        start: Where it starts.
+        settings: The job's settings.
+    """
+
+    def __init__(self, start: Cursor, settings: JobSettings) -> None:
+        self._settings = settings
+        self._progress = Progress(start, is_alone=settings.layout.num_replicas == 1)
+        self._writer: RankWriter | None = None
+        self._keeps_ids = settings.ledger is not None and settings.ledger.ids == "full"
+        self._has_begun = False
+
+    @property
+    def cursor(self) -> Cursor:
+        """The committed cursor."""
+        return self._progress.cursor
+
+    @property
+    def run_id(self) -> str:
+        """The run's ID, empty where it is not known yet."""
+        return self._progress.run_id
+
+    def check_run(self, start: Cursor) -> None:
+        """Make sure that a saved cursor is of this session's run, and of its ledger's.
+
+        Raises:
+            OtherRunError: It is of another one.
+        """
+        known = self.run_id or (self._settings.ledger and self._settings.ledger.run_id())
+        if known and start.run_id and known != start.run_id:
+            raise OtherRunError(
+                f"the saved cursor belongs to run {start.run_id}; this loader or its ledger belongs to run {known}. "
+                "Going on would mix two histories, and no audit could tell them apart. Nothing was loaded; load a "
+                "checkpoint of this run, or give the other run its own loader and ledger directory."
+            )
+
+    def begin(self) -> None:
+        """Before the first delivery: agree with the other ranks, claim the attempt, open the ledger. Collective.
+
+        Without a process group it talks to nobody.
+
+        Raises:
+            DisagreementError: The ranks do not start at the same place, or are not one rank set.
+            LedgerError: The ledger belongs to something else, or cannot be written and ``on_error="raise"``.
+        """
+        if self._has_begun:
+            return
+        group = self._settings.topology.group
+        reports = [self._report()] if group is None else exchange(self._report(), group)
+        if group is not None:
+            check_reports(reports, explain=lambda: gather_cursors(self.cursor, group))
+        self._progress.run_id = self._progress.run_id or f"{reports[0].run:016x}"
+        self._open_ledger(reports)
+        self._has_begun = True
+
+    def deliver(self, rows: MicrobatchRows, digest: int) -> None:
+        """Take down that `rows`, whose fetched IDs have `digest`, are handed to the training loop."""
+        self._progress.deliver(rows)
+        if self._writer is not None:
+            self._writer.delivered(
+                rows.update,
+                rows.microbatch,
+                start=rows.start,
+                stride=rows.stride,
+                count=len(rows.ids),
+                padding=rows.num_padding,
+                filler=rows.num_filler,
+                digest=digest,
+                ids=rows.ids.tobytes() if self._keeps_ids else None,
+            )
+
+    def commit(self, *, applied: bool) -> Cursor:
+        """Move the cursor past the update at the cursor."""
+        update = self.cursor.updates
+        cursor = self._progress.commit(applied=applied)
+        if self._writer is not None:
+            self._writer.commit(update, applied)
+        return cursor
+
+    def rewind(self) -> None:
+        """Forget what was delivered and not committed."""
+        if self._progress.has_uncommitted and self._writer is not None:
+            self._writer.rewind(self.cursor.updates)
+        self._progress.rewind()
+
+    def agree(self, peers: Sequence[Session] | None = None) -> Cursor:
+        """Make sure that all ranks hold the same cursor, and put the digest of what they read into it. Collective.
+
+        Args:
+            peers: The sessions of all ranks, where they live in one process without a process group.
+
+        Raises:
+            DisagreementError: They do not.
+            UsageError: There is no process group of these ranks and no peers were given.
+        """
+        group = self._settings.topology.group
+        if peers is not None:
+            sessions = list(peers)
+            reports = [session._report() for session in sessions]
+            check_reports(reports, explain=lambda: [session.cursor for session in sessions])
+        elif group is not None:
+            reports = exchange(self._report(), group)
+            check_reports(reports, explain=lambda: gather_cursors(self.cursor, group))
+            sessions = [self]
+        elif self._settings.layout.num_replicas == 1:
+            return self.cursor
+        else:
+            raise UsageError(
+                f"this loader is rank {self._settings.layout.rank} of {self._settings.layout.num_replicas} by its "
+                "arguments, and no process group has these ranks, so there is nobody to ask. Initialise the process "
+                "group with the same ranks; for ranks simulated in one process give peers=[all their loaders]."
+            )
+        lanes = sum_reports(reports)
+        for session in sessions:
+            session._progress.cover(lanes)
+        return self.cursor
+
+    def close(self) -> None:
+        """End the ledger's file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _report(self) -> Report:
+        layout = self._settings.layout
+        lane_0, lane_1 = self._progress.own_coverage.lanes
+        return Report(
+            rank=layout.rank,
+            num_replicas=layout.num_replicas,
+            settings=self._settings.hash(),
+            cursor=cursor_hash(self.cursor),
+            lane_0=lane_0,
+            lane_1=lane_1,
+            run=0 if self._has_begun else self._propose_run(),
+        )
+
+    def _propose_run(self) -> int:
+        """The number of the ledger's run, else a new one: random, or the recipe's where ranks cannot talk."""
+        known = self._settings.ledger and self._settings.ledger.run_id()
+        if known:
+            return int(known, 16)
+        if self._settings.topology.group is None and self._settings.layout.num_replicas > 1:
+            return xxhash.xxh3_64_intdigest(repr(self.cursor.recipe.fields()).encode())
+        return secrets.randbits(64)
+
+    def _open_ledger(self, reports: Sequence[Report]) -> None:
+        """Join the attempt, and open this rank's file where no peer of a lower number does."""
+        ledger, group, layout = self._settings.ledger, self._settings.topology.group, self._settings.layout
+        if ledger is None:
+            return
+        process = 0 if group is None else dist.get_rank(group)
+        if group is None:
+            claim = ledger.join(self.cursor, rank=layout.rank, **self._claim_arguments())
+        else:
+            claim = self._claim_together(ledger, group, process)
+        self._progress.attempt = claim.attempt
+        has_lower_peer = any(report.rank == layout.rank for report in reports[:process])
+        if claim.attempt and not has_lower_peer:
+            self._writer = ledger.open_rank(claim, rank=layout.rank)
+
+    def _claim_together(self, ledger: Ledger, group: ProcessGroup, process: int) -> Claim:
+        """The first process claims the attempt and tells the others its number; -1 tells them that it failed."""
+        arguments = self._claim_arguments()
+        if process:
+            attempt = broadcast_number(0, group)
+            if attempt < 0:
+                raise LedgerError("process 0 could not claim an attempt in the ledger; its own error says why")
+            return Claim(attempt=attempt, start=self.cursor, package_version=__version__, **arguments)
+        try:
+            claim = ledger.claim(self.cursor, **arguments)
+        except BaseException:
+            broadcast_number(-1, group)
+            raise
+        broadcast_number(claim.attempt, group)
+        return claim
+
+    def _claim_arguments(self) -> dict[str, Any]:
+        layout = self._settings.layout
+        return {
+            "run_id": self._progress.run_id,
+            "num_replicas": layout.num_replicas,
+            "microbatch": layout.microbatch,
+            "epochs": self._settings.epochs,
+        }

@@ -1,0 +1,48 @@
+"""The loader's part of a checkpoint: one tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resumable_data.cursor import STATE_KEY, decode_cursor, encode_cursor
+from resumable_data.errors import CorruptStateError, MissingStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resumable_data.cursor import Cursor
+
+FRESH_START = "fresh_start"
+"""The name in ``allow=`` that permits an empty state."""
+
+
+def make_state(cursor: Cursor) -> dict[str, torch.Tensor]:
+    """The state dict that holds `cursor`: one uint8 tensor of fixed size, a new one each time."""
+    return {STATE_KEY: torch.frombuffer(bytearray(encode_cursor(cursor)), dtype=torch.uint8)}
+
+
+def read_state(state: Mapping[str, Any] | None, *, fresh_start: bool) -> Cursor | None:
+    """The cursor in a state dict; None where there is none and a fresh start is allowed.
+
+    Raises:
+        MissingStateError: There is none.
+        CorruptStateError: It is damaged.
+    """
+    if not state:
+        if fresh_start:
+            return None
+        raise MissingStateError(
+            "expected the state of a loader, found an empty one: training would start again at position 0 and repeat "
+            'all samples. If that is meant, call load_state_dict(None, allow={"fresh_start"}).'
+        )
+    tensor = state.get(STATE_KEY)
+    if tensor is None:
+        raise MissingStateError(
+            f"expected the key {STATE_KEY!r} in the state, found {sorted(map(str, state))[:8]}: this is the state of "
+            "something else. Nothing was loaded; give what this loader's state_dict() returned."
+        )
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise CorruptStateError(f"expected {STATE_KEY!r} to be a uint8 tensor of one dimension, found {tensor!r:.200}")
+    return decode_cursor(tensor.cpu().numpy().tobytes())

@@ -1,0 +1,109 @@
+"""What was delivered and not yet committed, and how commits move the cursor."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resumable_data.cursor import NO_ROWS, CoverageSpan, add_lanes
+from resumable_data.errors import CommitError
+
+if TYPE_CHECKING:
+    from resumable_data.cursor import Cursor, Lanes
+    from resumable_data.plan import UpdateSpan
+    from resumable_data.sampler.rank_rows import MicrobatchRows
+
+MAX_UNCOMMITTED = 64
+"""Updates that may be delivered ahead of commit(); more than that means that commit() is never called."""
+
+
+@dataclass(slots=True)
+class _Delivered:
+    """One update, as far as this rank was handed it."""
+
+    update: int
+    span: UpdateSpan
+    lanes: Lanes
+    tokens: int
+    is_complete: bool
+
+
+class Progress:
+    """The cursor of one rank, and what it was handed beyond it.
+
+    Args:
+        cursor: Where the rank starts.
+        is_alone: Whether this rank reads everything, so that its own rows are all rows and the coverage digest
+            needs no agreement.
+    """
+
+    def __init__(self, cursor: Cursor, *, is_alone: bool) -> None:
+        self.cursor = cursor
+        self.run_id = cursor.run_id
+        self.attempt = 0
+        self._is_alone = is_alone
+        self._delivered: deque[_Delivered] = deque()
+        self._own_lanes: Lanes = NO_ROWS
+        self._own_start = cursor.position
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether something was delivered that is not committed."""
+        return bool(self._delivered)
+
+    def rewind(self) -> None:
+        """Forget what was delivered and not committed: it is read again."""
+        self._delivered.clear()
+
+    def deliver(self, rows: MicrobatchRows) -> None:
+        """Take down that `rows` were handed to the training loop.
+
+        Raises:
+            CommitError: Too many updates were delivered and none of them committed.
+        """
+        if rows.microbatch == 0:
+            if len(self._delivered) == MAX_UNCOMMITTED:
+                raise CommitError(
+                    f"{MAX_UNCOMMITTED} updates were delivered since update {self.cursor.updates}, none was "
+                    "committed. A checkpoint saved now would repeat all of them. Call loader.commit() after each optimizer.step()."
+                )
+            self._delivered.append(_Delivered(rows.update, rows.span, rows.lanes, rows.tokens, rows.is_last))
+            return
+        last = self._delivered[-1]
+        last.lanes = add_lanes(last.lanes, rows.lanes)
+        last.is_complete = rows.is_last
+
+    def commit(self, *, applied: bool) -> Cursor:
+        """Move the cursor to the end of the update at the cursor.
+
+        Raises:
+            CommitError: That update's last microbatch was not delivered.
+        """
+        if not self._delivered or not self._delivered[0].is_complete:
+            found = "only a part of it was" if self._delivered else "nothing of it was"
+            raise CommitError(
+                f"commit() expects that the last microbatch of update {self.cursor.updates} was delivered; {found}. "
+                "The cursor did not move. Call commit() once per update, after the microbatch with is_last and the "
+                "optimizer step."
+            )
+        done = self._delivered.popleft()
+        assert done.update == self.cursor.updates
+        self.cursor = self.cursor.advance(
+            done.span, applied=applied, run_id=self.run_id, attempt=self.attempt, tokens=done.tokens
+        )
+        self._own_lanes = add_lanes(self._own_lanes, done.lanes)
+        if self._is_alone:
+            self.cover(self._own_lanes)
+        return self.cursor
+
+    @property
+    def own_coverage(self) -> CoverageSpan:
+        """What this rank was handed of the committed positions since the last agreement."""
+        return CoverageSpan(self._own_start, self.cursor.position, self._own_lanes)
+
+    def cover(self, lanes: Lanes) -> None:
+        """Record the digest of all ranks' rows since the last agreement in the cursor."""
+        self.cursor = self.cursor.with_coverage(CoverageSpan(self._own_start, self.cursor.position, lanes))
+        self._own_lanes = NO_ROWS
+        self._own_start = self.cursor.position

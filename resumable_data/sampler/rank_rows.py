@@ -1,0 +1,225 @@
+"""One rank's microbatches, one after another from any place in the run: order and plan brought together.
+
+Everything is a pure function of the order, the schedule and the rank, so it is computed for many microbatches at
+once, ahead of their use: a first block of a single microbatch, so that a resumed job starts at once, then blocks that
+double up to `BLOCK_ROWS` rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from resumable_data.cursor import row_hashes
+from resumable_data.errors import TopologyError
+from resumable_data.plan import BatchPlan, require_count
+from resumable_data.sampler.padding import row_ids
+from resumable_data.sampler.targets import LossWeight, UpdateWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from resumable_data.order import Order
+    from resumable_data.plan import Schedule, Segment, UpdateSpan
+
+BLOCK_ROWS = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLayout:
+    """What may differ from one launch of a job to the next.
+
+    Attributes:
+        rank: The data-parallel rank, in [0, num_replicas).
+        num_replicas: Number of data-parallel ranks.
+        microbatch: The largest number of rows that a rank holds at once.
+        pad_microbatches: Whether filler rows bring every microbatch to exactly `microbatch` rows.
+    """
+
+    rank: int
+    num_replicas: int
+    microbatch: int
+    pad_microbatches: bool = False
+
+    def __post_init__(self) -> None:
+        require_count("num_replicas", self.num_replicas)
+        require_count("microbatch", self.microbatch)
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or not 0 <= self.rank < self.num_replicas:
+            raise TopologyError(f"rank must be an integer in [0, {self.num_replicas}), got {self.rank!r}")
+
+
+class MicrobatchRows(NamedTuple):
+    """What one rank reads in one microbatch.
+
+    Attributes:
+        update: Index of the update in the run.
+        span: The update's positions.
+        microbatch: Index of the microbatch in its update.
+        num_microbatches: Microbatches of the update, on every rank.
+        start: Position of the first row; row k is at ``start + stride * k``.
+        stride: Distance between rows, the number of ranks.
+        ids: IDs of the rows, padding rows last, filler rows not among them: (k,) int64.
+        num_padding: How many of `ids` are padding rows.
+        num_filler: Filler rows to add after them.
+        filler_id: The ID that filler rows repeat.
+        lanes: What the rows that are no padding add to the coverage digest.
+        loss_scale: The factor for the sum of the microbatch's losses.
+        tokens: Target tokens of the whole update, 0 where not known.
+    """
+
+    update: int
+    span: UpdateSpan
+    microbatch: int
+    num_microbatches: int
+    start: int
+    stride: int
+    ids: NDArray[np.int64]
+    num_padding: int
+    num_filler: int
+    filler_id: int
+    lanes: tuple[int, int]
+    loss_scale: float
+    tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the update is complete with this microbatch."""
+        return self.microbatch == self.num_microbatches - 1
+
+    @property
+    def num_samples(self) -> int:
+        """Rows that are neither padding nor filler."""
+        return len(self.ids) - self.num_padding
+
+    def positions(self) -> NDArray[np.int64]:
+        """Positions of the rows that are neither padding nor filler: (num_samples,) int64."""
+        return self.start + self.stride * np.arange(self.num_samples, dtype=np.int64)
+
+
+class RankRows:
+    """The microbatches of one rank from a place in the run to its end.
+
+    Args:
+        order: The run's order.
+        schedule: Where its updates begin and end.
+        layout: The rank and the rank set.
+        weight: What the gradient is a mean over.
+    """
+
+    def __init__(self, order: Order, *, schedule: Schedule, layout: RankLayout, weight: LossWeight) -> None:
+        self._order = order
+        self._schedule = schedule
+        self._layout = layout
+        self._weight = weight
+
+    def from_place(self, *, update: int, epoch: int, offset: int) -> Iterator[MicrobatchRows]:
+        """Microbatches from `offset` samples into `epoch`, where update number `update` starts."""
+        block_rows = 1
+        for segment in self._schedule.segments(epoch, offset):
+            for block in self._blocks(segment, update, block_rows):
+                yield from block
+                block_rows = min(2 * max(block_rows, self._layout.microbatch), BLOCK_ROWS)
+            update += segment.num_updates
+
+    def _blocks(self, segment: Segment, update: int, block_rows: int) -> Iterator[list[MicrobatchRows]]:
+        """The segment's microbatches in blocks that grow from about `block_rows` rows."""
+        layout = self._layout
+        plan = BatchPlan(
+            global_batch=segment.span.num_rows, microbatch=layout.microbatch, num_replicas=layout.num_replicas
+        )
+        weights = UpdateWeights(self._weight, self._order, segment)
+        rows_of_one = -(-plan.rows_per_replica // plan.accumulation_steps)
+        first, stop = 0, segment.num_updates * plan.accumulation_steps
+        while first < stop:
+            size = min(max(1, block_rows // rows_of_one), stop - first)
+            yield self._block(segment, plan, weights, update, first, size)
+            first += size
+            block_rows = min(2 * max(block_rows, rows_of_one), BLOCK_ROWS)
+
+    def _block(
+        self, segment: Segment, plan: BatchPlan, weights: UpdateWeights, update: int, first: int, size: int
+    ) -> list[MicrobatchRows]:
+        """Microbatches [first, first + size) of the segment, counted over its updates."""
+        layout, span = self._layout, segment.span
+        # number, index: (size,) the update within the segment, the microbatch within the update
+        number, index = np.divmod(np.arange(first, first + size, dtype=np.int64), plan.accumulation_steps)
+        shortest, longer = divmod(plan.rows_per_replica, plan.accumulation_steps)
+        cuts = index * shortest + np.minimum(index, longer)
+        num_own = plan.num_rows(layout.rank)
+        counts = np.minimum(cuts + shortest + (index < longer), num_own) - np.minimum(cuts, num_own)
+        stretch_starts = span.start + number * span.num_samples + cuts * layout.num_replicas
+        starts = stretch_starts + layout.rank
+        edges = np.concatenate((_ZERO, np.cumsum(counts)))
+        rows = np.repeat(starts - layout.num_replicas * edges[:-1], counts)
+        rows += layout.num_replicas * np.arange(rows.size, dtype=np.int64)
+        num_filler = np.maximum((layout.microbatch if layout.pad_microbatches else 1) - counts, 0)
+        ids, filler_ids = self._lookup(rows, stretch_starts, num_filler, span)
+        ids.setflags(write=False)
+        lanes, num_padding = self._lanes(rows, ids, edges, span)
+        edge_list, number_list = edges.tolist(), number.tolist()
+        scales = [weights.of(n) for n in number_list]
+        return [
+            MicrobatchRows(
+                update + n,
+                span if n == 0 else span._replace(start=span.start + n * span.num_samples),
+                i,
+                plan.accumulation_steps,
+                start,
+                layout.num_replicas,
+                ids[a:b],
+                padding,
+                filler,
+                filler_id,
+                (lane_0, lane_1),
+                *scale,
+            )
+            for n, i, start, a, b, padding, filler, filler_id, lane_0, lane_1, scale in zip(
+                number_list,
+                index.tolist(),
+                starts.tolist(),
+                edge_list[:-1],
+                edge_list[1:],
+                num_padding.tolist(),
+                num_filler.tolist(),
+                filler_ids.tolist(),
+                *lanes.tolist(),
+                scales,
+                strict=True,
+            )
+        ]
+
+    def _lookup(
+        self,
+        rows: NDArray[np.int64],
+        stretch_starts: NDArray[np.int64],
+        num_filler: NDArray[np.int64],
+        span: UpdateSpan,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """IDs of the rows, and of each microbatch's filler (0 where it has none)."""
+        filler_ids = np.zeros_like(stretch_starts)
+        with_filler = np.flatnonzero(num_filler)
+        if not with_filler.size:
+            return row_ids(self._order, rows, span), filler_ids
+        ids = row_ids(self._order, np.concatenate((rows, stretch_starts[with_filler])), span)
+        filler_ids[with_filler] = ids[rows.size :]
+        return ids[: rows.size], filler_ids
+
+    def _lanes(
+        self, rows: NDArray[np.int64], ids: NDArray[np.int64], edges: NDArray[np.int64], span: UpdateSpan
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Each microbatch's part of the coverage digest, (2, size) uint64, and its padding rows, (size,) int64."""
+        hashes = row_hashes(rows, ids)
+        sums = np.zeros((2, rows.size + 1), np.uint64)
+        np.cumsum(hashes, axis=1, out=sums[:, 1:])
+        if not span.padding:
+            return sums[:, edges[1:]] - sums[:, edges[:-1]], np.zeros(edges.size - 1, np.int64)
+        # rows ascend within the one update of a segment with padding, so its padding rows are the last ones
+        real = np.minimum(edges, np.searchsorted(rows, span.start + span.num_samples))
+        return sums[:, real[1:]] - sums[:, real[:-1]], np.diff(edges) - np.diff(real)
+
+
+_ZERO = np.zeros(1, np.int64)

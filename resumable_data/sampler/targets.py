@@ -1,0 +1,131 @@
+"""How much each update's loss weighs: over samples, or over target tokens known ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from resumable_data.errors import UsageError
+from resumable_data.sampler.padding import row_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from resumable_data.order import Order
+    from resumable_data.plan import Segment
+
+    NumTargetTokens = ArrayLike | Callable[[NDArray[np.int64]], ArrayLike]
+
+NORMALIZATIONS = ("samples", "tokens")
+
+_CHUNK = 65_536
+
+
+class TargetTokens:
+    """Target tokens of samples, from an array over the dataset or a function of IDs.
+
+    Args:
+        source: (N,) integers, one per sample ID, or a function from (k,) int64 IDs to (k,) integers.
+        length: N, the samples of the dataset.
+
+    Raises:
+        UsageError: It is neither, or the array has another shape or negative numbers.
+    """
+
+    def __init__(self, source: NumTargetTokens, *, length: int) -> None:
+        self._function: Callable[[NDArray[np.int64]], ArrayLike] | None = source if callable(source) else None
+        self._array: NDArray[Any] | None = None
+        if self._function is None:
+            self._array = np.asarray(source)
+            if self._array.shape != (length,) or not np.issubdtype(self._array.dtype, np.integer):
+                raise UsageError(
+                    f"num_target_tokens must hold one integer per sample, shape ({length},); got shape "
+                    f"{self._array.shape} of {self._array.dtype}. Or give a function from an array of IDs to counts."
+                )
+
+    def count(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Target tokens of samples: (k,) int64 -> (k,) int64.
+
+        Raises:
+            UsageError: The user's function gave another shape, no integers, or a negative count.
+        """
+        counts = self._array[ids] if self._array is not None else np.asarray(self._call(ids))
+        if counts.shape != ids.shape or not np.issubdtype(counts.dtype, np.integer):
+            raise UsageError(
+                f"num_target_tokens must give one integer per ID, shape {ids.shape}; got shape {counts.shape} of "
+                f"{counts.dtype}"
+            )
+        if counts.size and counts.min() < 0:
+            raise UsageError(f"num_target_tokens gave {counts.min()} for sample {ids[counts.argmin()]}; expected >= 0")
+        return counts.astype(np.int64, copy=False)
+
+    def _call(self, ids: NDArray[np.int64]) -> ArrayLike:
+        assert self._function is not None
+        return self._function(ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossWeight:
+    """What a microbatch's summed loss is multiplied by.
+
+    Attributes:
+        normalize: ``"samples"`` or ``"tokens"``: what the gradient is a mean over.
+        factor: See `resumable_data.plan.loss_factor`.
+        targets: Target tokens per sample, where known.
+    """
+
+    normalize: str
+    factor: float
+    targets: TargetTokens | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalize not in NORMALIZATIONS:
+            raise UsageError(f"normalize must be one of {NORMALIZATIONS}, got {self.normalize!r}")
+        if self.normalize == "tokens" and self.targets is None:
+            raise UsageError(
+                'normalize="tokens" needs num_target_tokens=: an array of one integer per sample, or a function of IDs'
+            )
+
+
+class UpdateWeights:
+    """Loss scale and token count of each update of one segment, computed some updates ahead."""
+
+    def __init__(self, weight: LossWeight, order: Order, segment: Segment) -> None:
+        self._weight = weight
+        self._order = order
+        self._segment = segment
+        self._first = 0
+        self._tokens: list[int] = []
+        self._loss_scale = weight.factor / segment.span.num_rows
+
+    def of(self, number: int) -> tuple[float, int]:
+        """(loss_scale, target tokens) of the segment's update `number`; numbers must not decrease."""
+        if self._weight.targets is None:
+            return self._loss_scale, 0
+        while number >= self._first + len(self._tokens):
+            self._first += len(self._tokens)
+            self._tokens = self._count(self._first)
+        tokens = self._tokens[number - self._first]
+        if self._weight.normalize == "tokens":
+            return self._weight.factor / max(tokens, 1), tokens
+        return self._loss_scale, tokens
+
+    def _count(self, first: int) -> list[int]:
+        """Target tokens of some updates from `first` on, every row of them, whoever reads it."""
+        span, num_updates_left = self._segment
+        num_updates = min(max(1, _CHUNK // span.num_rows), num_updates_left - first)
+        assert self._weight.targets is not None
+        start = span.start + first * span.num_samples
+        if span.num_rows <= _CHUNK:
+            rows = start + np.arange(num_updates * span.num_rows, dtype=np.int64)
+            counts = self._weight.targets.count(row_ids(self._order, rows, span))
+            return [int(total) for total in counts.reshape(num_updates, span.num_rows).sum(axis=1)]
+        total = 0
+        for chunk in range(0, span.num_rows, _CHUNK):
+            rows = start + np.arange(chunk, min(chunk + _CHUNK, span.num_rows), dtype=np.int64)
+            total += int(self._weight.targets.count(row_ids(self._order, rows, span)).sum())
+        return [total]
