@@ -50,12 +50,16 @@ def _check_epoch(order: Any, epoch: int, length: int) -> None:
     ids = order.ids(epoch, probe.copy())
     _check_answer(f"ids({epoch}, offsets)", ids, probe.size, length)
     if np.unique(ids).size != probe.size:
-        raise _refusal(f"ids({epoch}, {probe.tolist()})", "distinct IDs", ids.tolist(), "samples would be repeated and lost")
+        raise _refusal(
+            f"ids({epoch}, {probe.tolist()})", "distinct IDs", ids.tolist(), "samples would be repeated and lost"
+        )
     again = order.ids(epoch, probe[::-1].copy())
     _check_answer(f"ids({epoch}, offsets)", again, probe.size, length)
     if not np.array_equal(again[::-1], ids):
         raise _refusal(
-            f"ids({epoch}, ...), asked twice,", f"{ids.tolist()} both times", again[::-1].tolist(),
+            f"ids({epoch}, ...), asked twice,",
+            f"{ids.tolist()} both times",
+            again[::-1].tolist(),
             "a resumed run would not see the samples that are left",
         )
     offsets = order.offsets(epoch, ids.copy())
@@ -102,7 +106,9 @@ def _check_not_an_impostor(order: Any, description: Mapping[str, int | str], len
     probe: Int64Array = np.unique(np.linspace(0, length - 1, 64).astype(np.int64).clip(0, length - 1))
     if not np.array_equal(rebuilt.ids(1, probe), order.ids(1, probe)):
         raise _refusal(
-            "describe()", "a kind of its own", f"kind {description['kind']!r}, whose IDs are others",
+            "describe()",
+            "a kind of its own",
+            f"kind {description['kind']!r}, whose IDs are others",
             "an audit would rebuild the wrong order",
         )
 

@@ -1,13 +1,20 @@
 """A keyed permutation of ``[0, n)`` that is computed, not stored: memory and start-up do not depend on n.
 
-The values are cells of a grid of ``rows`` x 2^bits, just above n, its two sides nearly equal. A value is (left, right)
-with left < rows and right < 2^bits. Three times over, a keyed hash of right is added to left modulo ``rows``, then a keyed
-hash of left is xored into right. Each step can be undone, so the whole is a bijection of the grid. The few values
-that end at or above n ("strays") are sent through again until they fall below n (cycle walking), which makes it a
-bijection of ``[0, n)``. A hash is multiply-add, shift-xor, multiply, and only its *high* bits are used: the low bits of a
-product never see the high bits of its factor.
+The values are the cells of a grid of ``rows`` x 2^bits, just above n, its sides about equal. A value is a pair
+(left, right), left < rows and right < 2^bits. Three times over, a keyed hash of right is added to left
+modulo ``rows``, then a keyed hash of left is xored into right. Each step can be undone, so the whole is a
+bijection of the grid. The few values that end at or above n ("strays") are sent through again until they fall
+below n, which makes it a bijection of ``[0, n)``.
 
-All arithmetic is on unsigned integers that wrap around, so the results are the same on every machine.
+A hash is multiply-add, shift-xor, multiply, and only its *high* bits are used: the low bits of a product never
+see the high bits of its factors. All arithmetic is on unsigned integers, so every machine gives the same.
+
+Numpy's time goes into moving operands through the cache, so what counts is the bytes of each step:
+
+* Up to 2^32 cells everything is done in 32 bits. The product of hash and ``rows`` that picks a row must then fit
+  32 bits as well: ``rows`` stays at or below 2^14, which leaves 18 bits of hash or more. One row can be
+  likelier than another by a 16th in one step; three steps with independent keys leave 10^-5 of it.
+* Above, that product and the cell numbers take 64 bits, the rest 32.
 """
 
 from __future__ import annotations
@@ -21,17 +28,19 @@ import numpy.typing as npt
 from resumable_data.order.protocol import Int64Array
 
 MAX_LENGTH = 2**62
-"""Largest n. Both sides of the grid are then at most 2^31, so that their sums fit 32 bits."""
+"""Largest n: both sides of the grid are at most 2^31 then, so that a sum of two fits 32 bits."""
 
 NUM_ROUND_PAIRS = 3
 NUM_KEY_WORDS = NUM_ROUND_PAIRS * 6
 
-BLOCK_SIZE = 16_384
-"""Values worked on at a time: their scratch (24 bytes each) stays in the second-level cache."""
+BLOCK_SIZE = 32_768
+"""Values worked on at a time: few enough for the second-level cache, enough to hide the cost of a call."""
 
-SMALL_SIZE = 16
-"""Up to this many values, Python integers beat the fixed cost of about seventy numpy calls."""
+SMALL_SIZE = 12
+"""Up to this many values, Python integers beat the fixed cost of about sixty numpy calls."""
 
+_NARROW_CELL_BITS = 32
+_NARROW_ROW_BITS = 14
 _HASH_SHIFT = 15
 _MASK_32 = 0xFFFF_FFFF
 
@@ -45,9 +54,9 @@ class _Scratch:
 
     __slots__ = ("hashed", "left", "right", "spare", "wide")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, narrow: bool) -> None:
         self.left, self.right, self.hashed, self.spare = np.empty((4, size), dtype=np.uint32)
-        self.wide = np.empty(size, dtype=np.uint64)
+        self.wide = np.empty(0 if narrow else size, dtype=np.uint64)
 
 
 class FeistelPermutation:
@@ -59,22 +68,39 @@ class FeistelPermutation:
     """
 
     def __init__(self, length: int, words: _Vector32) -> None:
-        assert 1 <= length <= MAX_LENGTH and words.shape == (NUM_KEY_WORDS,)
+        assert 1 <= length <= MAX_LENGTH
+        assert words.shape == (NUM_KEY_WORDS,)
+        cell_bits = (length - 1).bit_length()
         self._length = length
-        self._bits = max(1, (length - 1).bit_length() // 2)
+        self._narrow = cell_bits <= _NARROW_CELL_BITS
+        self._bits = max(1, cell_bits // 2, cell_bits - _NARROW_ROW_BITS if self._narrow else 0)
         self._rows = -(-length >> self._bits)
-        keys = words.reshape(2 * NUM_ROUND_PAIRS, 3).copy()
-        keys[:, [0, 2]] |= np.uint32(1)  # an odd multiplier loses nothing
-        self._keys = [tuple(key) for key in keys.tolist()]
-        # For numpy, as arrays without dimensions: it takes them in about half the time that a scalar costs.
-        self._vector_keys = [tuple(np.array(word) for word in key) for key in keys]
-        self._num_strays = (self._rows << self._bits) - length
-        self._length_64 = np.array(length, dtype=np.uint64)
-        self._rows_64 = np.array(self._rows, dtype=np.uint64)
-        self._rows_32 = np.array(self._rows, dtype=np.uint32)
-        self._bits_64 = np.array(self._bits, dtype=np.uint64)
-        self._mask_32 = np.array((1 << self._bits) - 1, dtype=np.uint32)
-        self._keep_32 = np.array(32 - self._bits, dtype=np.uint32)
+        self._has_strays = self._rows << self._bits > length
+        # Low bits of a hash that are dropped before it is multiplied by rows, so that the product fits.
+        self._dropped_bits = (self._rows - 1).bit_length() if self._narrow else 0
+        # Each row: multiplier, addend, finisher of the hash of right, then of left.
+        keys = words.reshape(NUM_ROUND_PAIRS, 6).copy()
+        keys[:, [0, 2, 3, 5]] |= np.uint32(1)  # an odd multiplier loses nothing
+        self._keys: list[tuple[int, ...]] = [tuple(pair) for pair in keys.tolist()]
+        self._make_operands(keys)
+
+    def _make_operands(self, keys: _Vector32) -> None:
+        """The same numbers for numpy: it takes an array without dimensions in half the time of a scalar."""
+        self._vector_keys = [tuple(np.array(word) for word in pair) for pair in keys]
+        self._rows_32, self._mask_32, self._bits_32, self._unused_bits_32, self._dropped_32, self._kept_32 = (
+            np.array(number, dtype=np.uint32)
+            for number in (
+                self._rows,
+                (1 << self._bits) - 1,
+                self._bits,
+                32 - self._bits,
+                self._dropped_bits,
+                32 - self._dropped_bits,
+            )
+        )
+        self._length_64, self._rows_64, self._bits_64 = (
+            np.array(number, dtype=np.uint64) for number in (self._length, self._rows, self._bits)
+        )
 
     def ids(self, offsets: Int64Array) -> Int64Array:
         """Map ``(k,)`` int64 in ``[0, n)`` to ``(k,)`` int64 in ``[0, n)``, a new array."""
@@ -85,19 +111,19 @@ class FeistelPermutation:
         return self._permute(ids, self._inverse_one, self._inverse_block)
 
     def _permute(self, values: Int64Array, one: Callable[[int], int], block: _BlockFunction) -> Int64Array:
-        """Apply a bijection of the grid to ``(k,)`` values, again for each that is not yet below n."""
+        """Apply a bijection of the grid to ``(k,)`` values, again to each that is not yet below n."""
         if values.size <= SMALL_SIZE:
             return np.array([self._walk(value, one) for value in values.tolist()], dtype=np.int64)
         result = np.empty(values.shape, dtype=np.int64)
         source, target = values.view(np.uint64), result.view(np.uint64)
-        scratch = _Scratch(min(values.size, BLOCK_SIZE))
+        scratch = _Scratch(min(values.size, BLOCK_SIZE), narrow=self._narrow)
         strays = [np.empty(0, dtype=np.intp)]
         for start in range(0, values.size, BLOCK_SIZE):
             cells = target[start : start + BLOCK_SIZE]
-            if cells.size < scratch.wide.size:
-                scratch = _Scratch(cells.size)
+            if cells.size < scratch.left.size:
+                scratch = _Scratch(cells.size, narrow=self._narrow)
             block(source[start : start + BLOCK_SIZE], cells, scratch)
-            if self._num_strays:
+            if self._has_strays:
                 strays.append(np.flatnonzero(cells >= self._length_64) + start)
         again = np.concatenate(strays)
         if again.size:
@@ -111,66 +137,91 @@ class FeistelPermutation:
         return value
 
     def _forward_one(self, value: int) -> int:
+        rows, dropped = self._rows, self._dropped_bits
+        kept, unused = 32 - dropped, 32 - self._bits
         left, right = value >> self._bits, value & ((1 << self._bits) - 1)
-        for left_key, right_key in zip(self._keys[::2], self._keys[1::2], strict=True):
-            left = (left + (_hash_one(right, left_key) * self._rows >> 32)) % self._rows
-            right ^= _hash_one(left, right_key) >> 32 - self._bits
+        for multiply, add, finish, multiply_left, add_left, finish_left in self._keys:
+            mixed = right * multiply + add & _MASK_32
+            hashed = (mixed ^ mixed >> _HASH_SHIFT) * finish & _MASK_32
+            left = (left + ((hashed >> dropped) * rows >> kept)) % rows
+            mixed = left * multiply_left + add_left & _MASK_32
+            right ^= ((mixed ^ mixed >> _HASH_SHIFT) * finish_left & _MASK_32) >> unused
         return left << self._bits | right
 
     def _inverse_one(self, value: int) -> int:
+        rows, dropped = self._rows, self._dropped_bits
+        kept, unused = 32 - dropped, 32 - self._bits
         left, right = value >> self._bits, value & ((1 << self._bits) - 1)
-        for right_key, left_key in zip(self._keys[::-2], self._keys[-2::-2], strict=True):
-            right ^= _hash_one(left, right_key) >> 32 - self._bits
-            left = (left - (_hash_one(right, left_key) * self._rows >> 32)) % self._rows
+        for multiply, add, finish, multiply_left, add_left, finish_left in reversed(self._keys):
+            mixed = left * multiply_left + add_left & _MASK_32
+            right ^= ((mixed ^ mixed >> _HASH_SHIFT) * finish_left & _MASK_32) >> unused
+            mixed = right * multiply + add & _MASK_32
+            hashed = (mixed ^ mixed >> _HASH_SHIFT) * finish & _MASK_32
+            left = (left - ((hashed >> dropped) * rows >> kept)) % rows
         return left << self._bits | right
 
     def _forward_block(self, source: _Vector64, target: _Vector64, scratch: _Scratch) -> None:
         left, hashed, spare = scratch.left, scratch.hashed, scratch.spare
         self._split(source, scratch)
-        for left_key, right_key in zip(self._vector_keys[::2], self._vector_keys[1::2], strict=True):
-            self._hash_to_row(left_key, scratch)
+        for key in self._vector_keys:
+            self._hash_right(key[:3], scratch)
             np.add(left, hashed, left)
             np.subtract(left, self._rows_32, spare)  # wraps to a large number where left < rows
-            np.minimum(left, spare, left)
-            self._mix_right(right_key, scratch)
+            np.minimum(left, spare, out=left)
+            self._mix_right(key[3:], scratch)
         self._join(scratch, target)
 
     def _inverse_block(self, source: _Vector64, target: _Vector64, scratch: _Scratch) -> None:
         left, hashed, spare = scratch.left, scratch.hashed, scratch.spare
         self._split(source, scratch)
-        for right_key, left_key in zip(self._vector_keys[::-2], self._vector_keys[-2::-2], strict=True):
-            self._mix_right(right_key, scratch)
-            self._hash_to_row(left_key, scratch)
+        for key in reversed(self._vector_keys):
+            self._mix_right(key[3:], scratch)
+            self._hash_right(key[:3], scratch)
             np.subtract(left, hashed, left)  # wraps to a large number where left < hashed
             np.add(left, self._rows_32, spare)
-            np.minimum(left, spare, left)
+            np.minimum(left, spare, out=left)
         self._join(scratch, target)
 
     def _split(self, source: _Vector64, scratch: _Scratch) -> None:
-        np.right_shift(source, self._bits_64, scratch.wide)
-        np.copyto(scratch.left, scratch.wide, casting="unsafe")
-        np.copyto(scratch.right, source, casting="unsafe")
-        np.bitwise_and(scratch.right, self._mask_32, scratch.right)
+        left, right = scratch.left, scratch.right
+        np.copyto(right, source, casting="unsafe")
+        if self._narrow:
+            np.right_shift(right, self._bits_32, left)
+        else:
+            np.right_shift(source, self._bits_64, scratch.wide)
+            np.copyto(left, scratch.wide, casting="unsafe")
+        np.bitwise_and(right, self._mask_32, right)
 
     def _join(self, scratch: _Scratch, target: _Vector64) -> None:
-        np.copyto(target, scratch.left)
-        np.left_shift(target, self._bits_64, target)
-        np.copyto(scratch.wide, scratch.right)
-        np.bitwise_or(target, scratch.wide, target)
+        left, right = scratch.left, scratch.right
+        if self._narrow:
+            np.left_shift(left, self._bits_32, left)
+            np.bitwise_or(left, right, left)
+            np.copyto(target, left)
+        else:
+            np.copyto(target, left)
+            np.left_shift(target, self._bits_64, target)
+            np.copyto(scratch.wide, right)
+            np.bitwise_or(target, scratch.wide, target)
 
-    def _hash_to_row(self, key: tuple[_Vector32, ...], scratch: _Scratch) -> None:
-        """Hash right to a row: the high half of the 64-bit product of hash and ``rows``."""
+    def _hash_right(self, key: tuple[_Vector32, ...], scratch: _Scratch) -> None:
+        """Hash right to a row, in ``scratch.hashed``: the high bits of the product of hash and ``rows``."""
         hashed, wide = scratch.hashed, scratch.wide
         _hash_block(scratch.right, key, hashed, scratch.spare)
-        np.copyto(wide, hashed)
-        np.multiply(wide, self._rows_64, wide)
-        np.right_shift(wide, _SHIFT_32, wide)
-        np.copyto(hashed, wide, casting="unsafe")
+        if self._narrow:
+            np.right_shift(hashed, self._dropped_32, hashed)
+            np.multiply(hashed, self._rows_32, hashed)
+            np.right_shift(hashed, self._kept_32, hashed)
+        else:
+            np.copyto(wide, hashed)
+            np.multiply(wide, self._rows_64, wide)
+            np.right_shift(wide, _SHIFT_32, wide)
+            np.copyto(hashed, wide, casting="unsafe")
 
     def _mix_right(self, key: tuple[_Vector32, ...], scratch: _Scratch) -> None:
         """Xor the high bits of the hash of left into right."""
         _hash_block(scratch.left, key, scratch.hashed, scratch.spare)
-        np.right_shift(scratch.hashed, self._keep_32, scratch.hashed)
+        np.right_shift(scratch.hashed, self._unused_bits_32, scratch.hashed)
         np.bitwise_xor(scratch.right, scratch.hashed, scratch.right)
 
 
@@ -178,15 +229,8 @@ _SHIFT_32 = np.array(32, dtype=np.uint64)
 _SHIFT_HASH = np.array(_HASH_SHIFT, dtype=np.uint32)
 
 
-def _hash_one(value: int, key: tuple[int, ...]) -> int:
-    """Keyed 32-bit hash of a value below 2^32; its high bits are the good ones."""
-    multiplier, addend, finisher = key
-    mixed = value * multiplier + addend & _MASK_32
-    return (mixed ^ mixed >> _HASH_SHIFT) * finisher & _MASK_32
-
-
 def _hash_block(values: _Vector32, key: tuple[_Vector32, ...], hashed: _Vector32, spare: _Vector32) -> None:
-    """`_hash_one` of ``(k,)`` uint32 values into ``hashed``; ``spare`` is overwritten."""
+    """Keyed hash of ``(k,)`` uint32 values into ``hashed``, good in its high bits; ``spare`` is overwritten."""
     multiplier, addend, finisher = key
     np.multiply(values, multiplier, hashed)
     np.add(hashed, addend, hashed)

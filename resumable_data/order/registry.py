@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from resumable_data.errors import UsageError
-from resumable_data.order.base import DescribedOrder
 from resumable_data.order.protocol import Order
 from resumable_data.order.sequential import Sequential
 from resumable_data.order.shuffle import Shuffle

@@ -18,10 +18,10 @@ _NUM_CACHED_EPOCHS = 4
 class Shuffle(DescribedOrder):
     """Each epoch is its own pseudo-random permutation of the sample IDs, computed where it is asked for.
 
-    Above 65,536 samples nothing is stored: the order of 10^12 samples costs what that of 10^5 does. Up to 65,536,
-    an epoch's table (2 bytes per sample, its inverse as much again) is built at the first question and the last
-    four epochs are kept. Seed, epoch, name and n are hashed together: change any of them and the order is
-    unrelated. It is not cryptography.
+    Above 65,536 samples nothing is stored: the order of 10^12 samples costs what that of 10^5 does. Up to
+    65,536, an epoch's table (2 bytes per sample, its inverse as much again) is built at the first question, and
+    those of the last four epochs are kept. Seed, epoch, name and n are hashed together: change any of them and
+    the order is unrelated. It is not cryptography.
 
     Args:
         n: number of samples, from 1 to 2**62.
@@ -78,9 +78,7 @@ def _permutation(
     """The permutation of one epoch, its key derived from everything that tells it from others."""
     small = length <= table.MAX_TABLE_LENGTH
     purpose = "order.shuffle.table" if small else "order.shuffle.feistel"
-    message = key_message(
-        version=_VERSION, purpose=purpose, seed=seed, epoch=epoch, length=length, name=name
-    )
+    message = key_message(version=_VERSION, purpose=purpose, seed=seed, epoch=epoch, length=length, name=name)
     if small:
         return table.keyed_table(length, key_words(message, table.NUM_KEY_WORDS))
     return feistel.FeistelPermutation(length, key_words(message, feistel.NUM_KEY_WORDS))

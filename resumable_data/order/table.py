@@ -57,7 +57,8 @@ def keyed_table(length: int, words: npt.NDArray[np.uint32]) -> TablePermutation:
         length: n, from 1 to `MAX_TABLE_LENGTH`.
         words: ``(NUM_KEY_WORDS,)`` uint32 key words.
     """
-    assert 1 <= length <= MAX_TABLE_LENGTH and words.shape == (NUM_KEY_WORDS,)
+    assert 1 <= length <= MAX_TABLE_LENGTH
+    assert words.shape == (NUM_KEY_WORDS,)
     start, step, first, second = words.astype(np.uint64).reshape(4, 2) @ np.array([2**32, 1], dtype=np.uint64)
     index = np.arange(length, dtype=np.uint64)
     mixed = index * (step | np.uint64(1)) + start

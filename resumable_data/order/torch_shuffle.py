@@ -19,13 +19,15 @@ _NUM_CACHED_EPOCHS = 2
 class TorchShuffle(DescribedOrder):
     """Exactly the order of ``torch.utils.data.DistributedSampler(shuffle=True, seed=seed)``, before its padding.
 
-    Use it to move a running project to this package; otherwise `Shuffle` is better in every way. It costs
-    what torch's sampler costs, O(n) time and memory in every epoch: the whole ``torch.randperm(n)`` is made at an
-    epoch's first question (about 20-30 ns per sample, so a resume at 10^8 samples waits for seconds), 12 bytes per sample
-    while it is made, 4 bytes per sample kept (8 above 2^31 samples), and as much again once `offsets` was called. The
-    last two epochs are kept. Its seed is ``seed + epoch``, as in torch: seed 5 in epoch 1 equals seed 6
-    in epoch 0. The version counts this class; that ``randperm`` stays the same between torch releases is torch's affair, and
-    the tests compare with the installed one.
+    Use it to go on with a run that began with torch's sampler; for a new one `Shuffle` is better in every way.
+    It costs what torch's sampler costs, O(n) time and memory in every epoch: the first question about an epoch
+    draws the whole ``torch.randperm(n)``, 10 ns per sample or more (a second at 10^8), with 12 bytes per sample
+    while it is drawn and 4 kept (8 above 2^31 samples), and as many again once `offsets` was called. The last
+    two epochs are kept.
+
+    The generator's seed is ``seed + epoch``, as in torch, so seed 5 in epoch 1 equals seed 6 in epoch 0. The
+    version counts what this class does. That ``randperm`` gives the same in every torch release is torch's
+    affair: neither it nor this class promises it.
 
     Torch is imported at the first question, not before.
 
