@@ -9,7 +9,7 @@ from resumable_data.cursor.coverage import (
     row_hashes,
     sum_lanes,
 )
-from resumable_data.cursor.cursor import Cursor, Migration
+from resumable_data.cursor.cursor import Committed, Cursor, Migration
 from resumable_data.cursor.recipe import Recipe, RecipeChange, compare_recipes, describe_changes
 from resumable_data.cursor.resume import resume_cursor
 
@@ -17,6 +17,7 @@ __all__ = [
     "NO_ROWS",
     "STATE_KEY",
     "STATE_NUM_BYTES",
+    "Committed",
     "CoverageSpan",
     "Cursor",
     "Lanes",

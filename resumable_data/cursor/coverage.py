@@ -92,9 +92,9 @@ def sum_lanes(positions: NDArray[np.int64], ids: NDArray[np.int64]) -> Lanes:
     return int(first), int(second)
 
 
-def add_lanes(*parts: Lanes) -> Lanes:
-    """The digest of all rows of all parts."""
-    return sum(part[0] for part in parts) & _MASK, sum(part[1] for part in parts) & _MASK
+def add_lanes(a: Lanes, b: Lanes) -> Lanes:
+    """The digest of the rows of both parts."""
+    return (a[0] + b[0]) & _MASK, (a[1] + b[1]) & _MASK
 
 
 def add_span(spans: tuple[CoverageSpan, ...], span: CoverageSpan) -> tuple[CoverageSpan, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import msgspec
 
@@ -10,9 +10,6 @@ from resumable_data.cursor.coverage import CoverageSpan, add_span
 from resumable_data.cursor.recipe import Recipe, RecipeChange
 from resumable_data.errors import CorruptStateError
 from resumable_data.plan.schedule import Schedule
-
-if TYPE_CHECKING:
-    from resumable_data.plan.schedule import UpdateSpan
 
 CURSOR_VERSION = 1
 
@@ -23,6 +20,27 @@ class Migration(msgspec.Struct, frozen=True, array_like=True):
     update: int
     position: int
     changes: tuple[RecipeChange, ...]
+
+
+@dataclass(slots=True)
+class Committed:
+    """What some updates, one after another, took.
+
+    Attributes:
+        stop: Position after the last one's samples.
+        applied: Updates whose optimizer step was taken.
+        skipped: Updates whose optimizer step was skipped.
+        samples: Their samples.
+        tokens: Their target tokens, 0 where not known.
+        padding: Their padding rows.
+    """
+
+    stop: int = 0
+    applied: int = 0
+    skipped: int = 0
+    samples: int = 0
+    tokens: int = 0
+    padding: int = 0
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,24 +93,28 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         recipe = self.recipe
         return Schedule(length=recipe.length, global_batch=recipe.global_batch, tail=recipe.tail, epochs=epochs)
 
-    def advance(self, span: UpdateSpan, *, applied: bool, run_id: str, attempt: int, tokens: int = 0) -> Cursor:
-        """The cursor after the update `span`, which must be the next one."""
-        schedule = self.schedule()
-        before = schedule.settle(self.epoch, self.offset)
-        assert span.start == before.epoch * self.recipe.length + before.offset
-        after = schedule.after(span)
+    def advance(self, done: Committed, *, run_id: str, attempt: int) -> Cursor:
+        """The cursor after the updates `done`, which must be the next ones.
+
+        Args:
+            done: What they took.
+            run_id: The run, see the attribute.
+            attempt: The attempt that committed them.
+        """
+        after = self.schedule().settle(*divmod(done.stop, self.recipe.length))
+        advanced = after.epoch * self.recipe.length + after.offset - self.position
         return msgspec.structs.replace(
             self,
             run_id=run_id,
             attempt=attempt,
-            applied=self.applied + applied,
-            skipped=self.skipped + (not applied),
-            samples=self.samples + span.num_samples,
-            tokens=self.tokens + tokens,
+            applied=self.applied + done.applied,
+            skipped=self.skipped + done.skipped,
+            samples=self.samples + done.samples,
+            tokens=self.tokens + done.tokens,
             epoch=after.epoch,
             offset=after.offset,
-            padding=self.padding + span.padding,
-            dropped=self.dropped + before.dropped + after.dropped,
+            padding=self.padding + done.padding,
+            dropped=self.dropped + advanced - done.samples,
         )
 
     def with_coverage(self, span: CoverageSpan) -> Cursor:

@@ -6,6 +6,7 @@ Two small collective calls. Neither happens while training goes on, nor in ``sta
 from __future__ import annotations
 
 import struct
+from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -124,7 +125,7 @@ def sum_reports(reports: Sequence[Report]) -> Lanes:
                 "samples. Peers of one data-parallel rank (tensor, context, pipeline parallel) must read the same "
                 "ones; nothing was saved. Check data_axes=."
             )
-    return add_lanes(NO_ROWS, *lanes.values())
+    return reduce(add_lanes, lanes.values(), NO_ROWS)
 
 
 def _disagreement(what: str, values: Sequence[object]) -> DisagreementError:

@@ -40,8 +40,8 @@ def make_dataloader(
     unknown = set(options) - DATALOADER_OPTIONS - _OWN_OPTIONS
     if unknown:
         raise UsageError(
-            f"unknown options {sorted(unknown)}. The loader decides which samples make a batch, so batch_size, "
-            "shuffle, sampler, batch_sampler and drop_last are replaced by order, global_batch, microbatch and tail; of the "
+            f"unknown options {sorted(unknown)}. The loader decides which samples make a batch: order, global_batch, "
+            "microbatch and tail replace batch_size, shuffle, sampler, batch_sampler and drop_last. Of the "
             f"DataLoader's other options it takes {sorted(DATALOADER_OPTIONS)}."
         )
     return torch.utils.data.DataLoader(dataset, batch_size=None, sampler=requests, collate_fn=_as_it_is, **options)

@@ -71,7 +71,7 @@ class ResumableLoader:
     >>> loader = ResumableLoader(data, global_batch=4, microbatch=2, epochs=1, rank=0, num_replicas=2)
     >>> for microbatch in loader:
     ...     if microbatch.is_last:
-    ...         _ = loader.commit()
+    ...         loader.commit()
     >>> loader.cursor.samples, loader.cursor.updates
     (10, 3)
     """
@@ -194,27 +194,24 @@ class ResumableLoader:
         """The same as iterating the loader, an update at a time, its microbatches already fetched."""
         return group_updates(iter(self), self._commit_update)
 
-    def commit(self, applied: bool = True) -> Cursor:
+    def commit(self, applied: bool = True) -> None:
         """Move the cursor to the end of the update at the cursor. Call it after the optimizer step.
 
         Args:
             applied: False where the step was skipped, say by a loss scaler; the samples are consumed all the same.
 
-        Returns:
-            The cursor after it.
-
         Raises:
             CommitError: The update's last microbatch was not delivered.
         """
-        return self._session.commit(applied=applied)
+        self._session.commit(applied=applied)
 
-    def _commit_update(self, *, update: int, applied: bool) -> Cursor:
+    def _commit_update(self, *, update: int, applied: bool) -> None:
         if update != self.cursor.updates:
             raise CommitError(
                 f"update {update} is to be committed, the cursor is at update {self.cursor.updates}. Updates are "
                 "committed once each, in order; the cursor did not move."
             )
-        return self.commit(applied)
+        self.commit(applied)
 
     @property
     def cursor(self) -> Cursor:

@@ -71,7 +71,6 @@ class Session:
         self._settings = settings
         self._progress = Progress(start, is_alone=settings.layout.num_replicas == 1)
         self._writer: RankWriter | None = None
-        self._keeps_ids = settings.ledger is not None and settings.ledger.ids == "full"
         self._has_begun = False
 
     @property
@@ -130,16 +129,14 @@ class Session:
                 padding=rows.num_padding,
                 filler=rows.num_filler,
                 digest=digest,
-                ids=rows.ids.tobytes() if self._keeps_ids else None,
+                ids=rows.ids,
             )
 
-    def commit(self, *, applied: bool) -> Cursor:
+    def commit(self, *, applied: bool) -> None:
         """Move the cursor past the update at the cursor."""
-        update = self.cursor.updates
-        cursor = self._progress.commit(applied=applied)
+        update = self._progress.commit(applied=applied)
         if self._writer is not None:
             self._writer.commit(update, applied)
-        return cursor
 
     def rewind(self) -> None:
         """Forget what was delivered and not committed."""

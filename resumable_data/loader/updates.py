@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from resumable_data.cursor import Cursor
     from resumable_data.loader.microbatch import Microbatch
 
 
@@ -20,7 +19,7 @@ class Update:
         microbatches: All of them, fetched.
     """
 
-    def __init__(self, microbatches: list[Microbatch], commit: Callable[..., Cursor]) -> None:
+    def __init__(self, microbatches: list[Microbatch], commit: Callable[..., None]) -> None:
         self.microbatches = microbatches
         self._commit = commit
 
@@ -35,12 +34,12 @@ class Update:
     def __len__(self) -> int:
         return len(self.microbatches)
 
-    def commit(self, *, applied: bool = True) -> Cursor:
+    def commit(self, *, applied: bool = True) -> None:
         """Commit this update after the optimizer step, see `ResumableLoader.commit`."""
-        return self._commit(applied=applied, update=self.index)
+        self._commit(applied=applied, update=self.index)
 
 
-def group_updates(microbatches: Iterable[Microbatch], commit: Callable[..., Cursor]) -> Iterator[Update]:
+def group_updates(microbatches: Iterable[Microbatch], commit: Callable[..., None]) -> Iterator[Update]:
     """The updates that a stream of microbatches makes up."""
     fetched: list[Microbatch] = []
     for microbatch in microbatches:

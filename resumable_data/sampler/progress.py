@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resumable_data.cursor import NO_ROWS, CoverageSpan, add_lanes
+from resumable_data.cursor import NO_ROWS, Committed, CoverageSpan, add_lanes
 from resumable_data.errors import CommitError
 
 if TYPE_CHECKING:
@@ -39,13 +39,27 @@ class Progress:
     """
 
     def __init__(self, cursor: Cursor, *, is_alone: bool) -> None:
-        self.cursor = cursor
         self.run_id = cursor.run_id
         self.attempt = 0
         self._is_alone = is_alone
+        self._cursor = cursor
+        self._next_update = cursor.updates
+        self._committed = Committed()
         self._delivered: deque[_Delivered] = deque()
         self._own_lanes: Lanes = NO_ROWS
         self._own_start = cursor.position
+
+    @property
+    def cursor(self) -> Cursor:
+        """The committed cursor."""
+        # commit() only counts, on the training loop's path; the frozen value is made when somebody asks for it
+        done = self._committed
+        if done.applied or done.skipped:
+            self._committed = Committed()
+            self._cursor = self._cursor.advance(done, run_id=self.run_id, attempt=self.attempt)
+            if self._is_alone:
+                self.cover(self._own_lanes)
+        return self._cursor
 
     @property
     def has_uncommitted(self) -> bool:
@@ -65,8 +79,9 @@ class Progress:
         if rows.microbatch == 0:
             if len(self._delivered) == MAX_UNCOMMITTED:
                 raise CommitError(
-                    f"{MAX_UNCOMMITTED} updates were delivered since update {self.cursor.updates}, none was "
-                    "committed. A checkpoint saved now would repeat all of them. Call loader.commit() after each optimizer.step()."
+                    f"{MAX_UNCOMMITTED} updates were delivered since update {self._next_update}, none was "
+                    "committed. A checkpoint saved now would repeat all of them. Call loader.commit() after each "
+                    "optimizer.step()."
                 )
             self._delivered.append(_Delivered(rows.update, rows.span, rows.lanes, rows.tokens, rows.is_last))
             return
@@ -74,8 +89,11 @@ class Progress:
         last.lanes = add_lanes(last.lanes, rows.lanes)
         last.is_complete = rows.is_last
 
-    def commit(self, *, applied: bool) -> Cursor:
+    def commit(self, *, applied: bool) -> int:
         """Move the cursor to the end of the update at the cursor.
+
+        Returns:
+            The index of that update.
 
         Raises:
             CommitError: That update's last microbatch was not delivered.
@@ -83,19 +101,23 @@ class Progress:
         if not self._delivered or not self._delivered[0].is_complete:
             found = "only a part of it was" if self._delivered else "nothing of it was"
             raise CommitError(
-                f"commit() expects that the last microbatch of update {self.cursor.updates} was delivered; {found}. "
+                f"commit() expects that the last microbatch of update {self._next_update} was delivered; {found}. "
                 "The cursor did not move. Call commit() once per update, after the microbatch with is_last and the "
                 "optimizer step."
             )
-        done = self._delivered.popleft()
-        assert done.update == self.cursor.updates
-        self.cursor = self.cursor.advance(
-            done.span, applied=applied, run_id=self.run_id, attempt=self.attempt, tokens=done.tokens
-        )
+        done, total = self._delivered.popleft(), self._committed
+        start, num_samples, padding = done.span
+        total.stop = start + num_samples
+        if applied:
+            total.applied += 1
+        else:
+            total.skipped += 1
+        total.samples += num_samples
+        total.padding += padding
+        total.tokens += done.tokens
         self._own_lanes = add_lanes(self._own_lanes, done.lanes)
-        if self._is_alone:
-            self.cover(self._own_lanes)
-        return self.cursor
+        self._next_update += 1
+        return done.update
 
     @property
     def own_coverage(self) -> CoverageSpan:
@@ -104,6 +126,7 @@ class Progress:
 
     def cover(self, lanes: Lanes) -> None:
         """Record the digest of all ranks' rows since the last agreement in the cursor."""
-        self.cursor = self.cursor.with_coverage(CoverageSpan(self._own_start, self.cursor.position, lanes))
+        cursor = self._cursor
+        self._cursor = cursor.with_coverage(CoverageSpan(self._own_start, cursor.position, lanes))
         self._own_lanes = NO_ROWS
-        self._own_start = self.cursor.position
+        self._own_start = cursor.position

@@ -14,7 +14,7 @@ import numpy as np
 
 from resumable_data.cursor import row_hashes
 from resumable_data.errors import TopologyError
-from resumable_data.plan import BatchPlan, require_count
+from resumable_data.plan import BatchPlan, UpdateSpan, require_count
 from resumable_data.sampler.padding import row_ids
 from resumable_data.sampler.targets import LossWeight, UpdateWeights
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from resumable_data.order import Order
-    from resumable_data.plan import Schedule, Segment, UpdateSpan
+    from resumable_data.plan import Schedule, Segment
 
 BLOCK_ROWS = 16_384
 
@@ -146,8 +146,9 @@ class RankRows:
         """Microbatches [first, first + size) of the segment, counted over its updates."""
         layout, span = self._layout, segment.span
         # number, index: (size,) the update within the segment, the microbatch within the update
-        number, index = np.divmod(np.arange(first, first + size, dtype=np.int64), plan.accumulation_steps)
-        shortest, longer = divmod(plan.rows_per_replica, plan.accumulation_steps)
+        num_microbatches = plan.accumulation_steps
+        number, index = np.divmod(np.arange(first, first + size, dtype=np.int64), num_microbatches)
+        shortest, longer = divmod(plan.rows_per_replica, num_microbatches)
         cuts = index * shortest + np.minimum(index, longer)
         num_own = plan.num_rows(layout.rank)
         counts = np.minimum(cuts + shortest + (index < longer), num_own) - np.minimum(cuts, num_own)
@@ -161,13 +162,12 @@ class RankRows:
         ids.setflags(write=False)
         lanes, num_padding = self._lanes(rows, ids, edges, span)
         edge_list, number_list = edges.tolist(), number.tolist()
-        scales = [weights.of(n) for n in number_list]
         return [
             MicrobatchRows(
                 update + n,
-                span if n == 0 else span._replace(start=span.start + n * span.num_samples),
+                UpdateSpan(update_start, span.num_samples, span.padding),
                 i,
-                plan.accumulation_steps,
+                num_microbatches,
                 start,
                 layout.num_replicas,
                 ids[a:b],
@@ -175,10 +175,15 @@ class RankRows:
                 filler,
                 filler_id,
                 (lane_0, lane_1),
-                *scale,
+                loss_scale,
+                tokens,
             )
-            for n, i, start, a, b, padding, filler, filler_id, lane_0, lane_1, scale in zip(
+            for n, update_start, i, start, a, b, padding, filler, filler_id, lane_0, lane_1, (
+                loss_scale,
+                tokens,
+            ) in zip(
                 number_list,
+                (span.start + number * span.num_samples).tolist(),
                 index.tolist(),
                 starts.tolist(),
                 edge_list[:-1],
@@ -187,7 +192,7 @@ class RankRows:
                 num_filler.tolist(),
                 filler_ids.tolist(),
                 *lanes.tolist(),
-                scales,
+                weights.of(number_list),
                 strict=True,
             )
         ]

@@ -102,10 +102,13 @@ class UpdateWeights:
         self._tokens: list[int] = []
         self._loss_scale = weight.factor / segment.span.num_rows
 
-    def of(self, number: int) -> tuple[float, int]:
-        """(loss_scale, target tokens) of the segment's update `number`; numbers must not decrease."""
+    def of(self, numbers: list[int]) -> list[tuple[float, int]]:
+        """(loss_scale, target tokens) of the segment's updates `numbers`, which must never decrease."""
         if self._weight.targets is None:
-            return self._loss_scale, 0
+            return [(self._loss_scale, 0)] * len(numbers)
+        return [self._of(number) for number in numbers]
+
+    def _of(self, number: int) -> tuple[float, int]:
         while number >= self._first + len(self._tokens):
             self._first += len(self._tokens)
             self._tokens = self._count(self._first)
