@@ -131,14 +131,13 @@ class Ledger:
         path = self._directory(claim.attempt) / rank_name(rank, peer)
         return RankWriter(path, header, on_error=self.on_error)
 
-    def run_id(self) -> str | None:
-        """The run that the newest attempt belongs to; None where there is no attempt yet.
+    def newest(self) -> Claim | None:
+        """The newest attempt's claim; None where there is no attempt yet.
 
         Raises:
             LedgerError: The newest claim cannot be read and `on_error` is ``"raise"``.
         """
-        _, claim = self._newest_claim()
-        return claim.run_id if claim else None
+        return self._newest_claim()[1]
 
     def _directory(self, attempt: int) -> Path:
         return self.path / attempt_name(attempt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ import torch.distributed as dist
 import xxhash
 
 from resumable_data import __version__
-from resumable_data.errors import LedgerError, OtherRunError, UsageError
+from resumable_data.cursor import compare_recipes, describe_changes
+from resumable_data.errors import LedgerCorruptError, LedgerError, OtherRunError, UsageError
 from resumable_data.ledger import Claim
 from resumable_data.loader.agreement import (
     Report,
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from resumable_data.ledger import Ledger, RankWriter
     from resumable_data.loader.topology import Topology
     from resumable_data.sampler import MicrobatchRows, RankLayout
+
+
+_RUN_ID = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ class Session:
         Raises:
             OtherRunError: It is of another one.
         """
-        known = self.run_id or (self._settings.ledger and self._settings.ledger.run_id())
+        known = self.run_id or self._ledger_run()
         if known and start.run_id and known != start.run_id:
             raise OtherRunError(
                 f"the saved cursor belongs to run {start.run_id}; this loader or its ledger belongs to run {known}. "
@@ -197,12 +202,32 @@ class Session:
 
     def _propose_run(self) -> int:
         """The number of the ledger's run, else a new one: random, or the recipe's where ranks cannot talk."""
-        known = self._settings.ledger and self._settings.ledger.run_id()
+        known = self._ledger_run()
         if known:
             return int(known, 16)
         if self._settings.topology.group is None and self._settings.layout.num_replicas > 1:
             return xxhash.xxh3_64_intdigest(repr(self.cursor.recipe.fields()).encode())
         return secrets.randbits(64)
+
+    def _ledger_run(self) -> str:
+        newest = self._settings.ledger and self._settings.ledger.newest()
+        if newest and not _RUN_ID.fullmatch(newest.run_id):
+            raise LedgerCorruptError(
+                f"expected a run ID of 16 hexadecimal digits in attempt {newest.attempt} of the ledger, found "
+                f"{newest.run_id!r}. Nothing was read or written; give the run another ledger directory."
+            )
+        return newest.run_id if newest else ""
+
+    def _check_ledger(self, ledger: Ledger) -> None:
+        """Make sure that a run from position 0 is not recorded among the attempts of another one."""
+        newest = ledger.newest()
+        changes = compare_recipes(newest.start.recipe, self.cursor.recipe) if newest else ()
+        if self.cursor.updates == 0 and changes:
+            raise OtherRunError(
+                f"this run starts at position 0 with another recipe than the run in the ledger {ledger.path}:\n"
+                f"{describe_changes(changes)}\nNothing was read. Give the new run a ledger directory of its own; or, "
+                "to go on with the old run, load its checkpoint first."
+            )
 
     def _open_ledger(self, reports: Sequence[Report]) -> None:
         """Join the attempt, and open this rank's file where no peer of a lower number does."""
@@ -211,6 +236,7 @@ class Session:
             return
         process = 0 if group is None else dist.get_rank(group)
         if group is None:
+            self._check_ledger(ledger)
             claim = ledger.join(self.cursor, rank=layout.rank, **self._claim_arguments())
         else:
             claim = self._claim_together(ledger, group, process)
@@ -228,6 +254,7 @@ class Session:
                 raise LedgerError("process 0 could not claim an attempt in the ledger; its own error says why")
             return Claim(attempt=attempt, start=self.cursor, package_version=__version__, **arguments)
         try:
+            self._check_ledger(ledger)
             claim = ledger.claim(self.cursor, **arguments)
         except BaseException:
             broadcast_number(-1, group)

@@ -136,95 +136,111 @@ class RankRows:
         first, stop = 0, segment.num_updates * plan.accumulation_steps
         while first < stop:
             size = min(max(1, block_rows // rows_of_one), stop - first)
-            yield self._block(segment, plan, weights, update, first, size)
+            yield self._block(_Places(segment.span, plan, layout.rank, first, size), update, weights)
             first += size
             block_rows = min(2 * max(block_rows, rows_of_one), BLOCK_ROWS)
 
-    def _block(
-        self, segment: Segment, plan: BatchPlan, weights: UpdateWeights, update: int, first: int, size: int
-    ) -> list[MicrobatchRows]:
-        """Microbatches [first, first + size) of the segment, counted over its updates."""
-        layout, span = self._layout, segment.span
-        # number, index: (size,) the update within the segment, the microbatch within the update
-        num_microbatches = plan.accumulation_steps
-        number, index = np.divmod(np.arange(first, first + size, dtype=np.int64), num_microbatches)
-        shortest, longer = divmod(plan.rows_per_replica, num_microbatches)
-        cuts = index * shortest + np.minimum(index, longer)
-        num_own = plan.num_rows(layout.rank)
-        counts = np.minimum(cuts + shortest + (index < longer), num_own) - np.minimum(cuts, num_own)
-        stretch_starts = span.start + number * span.num_samples + cuts * layout.num_replicas
-        starts = stretch_starts + layout.rank
-        edges = np.concatenate((_ZERO, np.cumsum(counts)))
-        rows = np.repeat(starts - layout.num_replicas * edges[:-1], counts)
-        rows += layout.num_replicas * np.arange(rows.size, dtype=np.int64)
-        num_filler = np.maximum((layout.microbatch if layout.pad_microbatches else 1) - counts, 0)
-        ids, filler_ids = self._lookup(rows, stretch_starts, num_filler, span)
-        ids.setflags(write=False)
-        lanes, num_padding = self._lanes(rows, ids, edges, span)
-        edge_list, number_list = edges.tolist(), number.tolist()
+    def _block(self, places: _Places, update: int, weights: UpdateWeights) -> list[MicrobatchRows]:
+        """The microbatches at `places`; the segment's first update has index `update`."""
+        rows_held = self._layout.microbatch if self._layout.pad_microbatches else 1
+        num_filler = np.maximum(rows_held - np.diff(places.edges), 0)
+        ids, filler_ids = self._lookup(places, num_filler)
+        lanes, num_padding = _sum_lanes(places, ids)
+        columns = zip(
+            places.number.tolist(),
+            places.update_starts.tolist(),
+            places.index.tolist(),
+            places.starts.tolist(),
+            places.edges[:-1].tolist(),
+            places.edges[1:].tolist(),
+            num_padding.tolist(),
+            num_filler.tolist(),
+            filler_ids.tolist(),
+            *lanes.tolist(),
+            weights.of(places.number.tolist()),
+            strict=True,
+        )
+        num_microbatches, stride = places.num_microbatches, places.stride
+        _, num_samples, padding = places.span
         return [
             MicrobatchRows(
-                update + n,
-                UpdateSpan(update_start, span.num_samples, span.padding),
-                i,
-                num_microbatches,
-                start,
-                layout.num_replicas,
-                ids[a:b],
-                padding,
-                filler,
-                filler_id,
-                (lane_0, lane_1),
-                loss_scale,
-                tokens,
+                update=update + number,
+                span=UpdateSpan(update_start, num_samples, padding),
+                microbatch=index,
+                num_microbatches=num_microbatches,
+                start=start,
+                stride=stride,
+                ids=ids[first:stop],
+                num_padding=own_padding,
+                num_filler=filler,
+                filler_id=filler_id,
+                lanes=(lane_0, lane_1),
+                loss_scale=weight[0],
+                tokens=weight[1],
             )
-            for n, update_start, i, start, a, b, padding, filler, filler_id, lane_0, lane_1, (
-                loss_scale,
-                tokens,
-            ) in zip(
-                number_list,
-                (span.start + number * span.num_samples).tolist(),
-                index.tolist(),
-                starts.tolist(),
-                edge_list[:-1],
-                edge_list[1:],
-                num_padding.tolist(),
-                num_filler.tolist(),
-                filler_ids.tolist(),
-                *lanes.tolist(),
-                weights.of(number_list),
-                strict=True,
-            )
-        ]
+            for (
+                number, update_start, index, start, first, stop, own_padding, filler, filler_id, lane_0, lane_1, weight
+            ) in columns
+        ]  # fmt: skip
 
-    def _lookup(
-        self,
-        rows: NDArray[np.int64],
-        stretch_starts: NDArray[np.int64],
-        num_filler: NDArray[np.int64],
-        span: UpdateSpan,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """IDs of the rows, and of each microbatch's filler (0 where it has none)."""
-        filler_ids = np.zeros_like(stretch_starts)
-        with_filler = np.flatnonzero(num_filler)
-        if not with_filler.size:
-            return row_ids(self._order, rows, span), filler_ids
-        ids = row_ids(self._order, np.concatenate((rows, stretch_starts[with_filler])), span)
-        filler_ids[with_filler] = ids[rows.size :]
-        return ids[: rows.size], filler_ids
-
-    def _lanes(
-        self, rows: NDArray[np.int64], ids: NDArray[np.int64], edges: NDArray[np.int64], span: UpdateSpan
-    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Each microbatch's part of the coverage digest, (2, size) uint64, and its padding rows, (size,) int64."""
-        hashes = row_hashes(rows, ids)
-        sums = np.zeros((2, rows.size + 1), np.uint64)
-        np.cumsum(hashes, axis=1, out=sums[:, 1:])
-        if not span.padding:
-            return sums[:, edges[1:]] - sums[:, edges[:-1]], np.zeros(edges.size - 1, np.int64)
-        # rows ascend within the one update of a segment with padding, so its padding rows are the last ones
-        real = np.minimum(edges, np.searchsorted(rows, span.start + span.num_samples))
-        return sums[:, real[1:]] - sums[:, real[:-1]], np.diff(edges) - np.diff(real)
+    def _lookup(self, places: _Places, num_filler: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """IDs of the rows, read-only, and of each microbatch's filler (0 where it has none)."""
+        rows, with_filler = places.rows, np.flatnonzero(num_filler)
+        filler_ids = np.zeros_like(num_filler)
+        if with_filler.size:
+            rows = np.concatenate((rows, places.stretch_starts[with_filler]))
+        ids = row_ids(self._order, rows, places.span)
+        ids.setflags(write=False)
+        filler_ids[with_filler] = ids[places.rows.size :]
+        return ids[: places.rows.size], filler_ids
 
 
-_ZERO = np.zeros(1, np.int64)
+class _Places:
+    """Where the rows of one rank are, for microbatches [first, first + size) counted over equal updates.
+
+    Args:
+        span: The first of the equal updates.
+        plan: How each of them is split.
+        rank: The data-parallel rank.
+        first: Number of the first microbatch.
+        size: Number of microbatches.
+
+    Attributes:
+        number: The update of each microbatch, counted from `span`: (size,) int64.
+        index: The microbatch's place in its update: (size,) int64.
+        update_starts: Position where its update starts: (size,) int64.
+        stretch_starts: Position where the stretch of all ranks' rows starts: (size,) int64.
+        starts: Position of the rank's first row in it: (size,) int64.
+        edges: Where the microbatches' rows begin and end in `rows`: (size + 1,) int64.
+        rows: Positions of all rows, those past the end of an update with padding included: (edges[-1],) int64.
+    """
+
+    def __init__(self, span: UpdateSpan, plan: BatchPlan, rank: int, first: int, size: int) -> None:
+        self.span = span
+        self.stride = plan.num_replicas
+        self.num_microbatches = plan.accumulation_steps
+        microbatches = np.arange(first, first + size, dtype=np.int64)
+        self.number, self.index = np.divmod(microbatches, self.num_microbatches)
+        shortest, longer = divmod(plan.rows_per_replica, self.num_microbatches)
+        cuts = self.index * shortest + np.minimum(self.index, longer)
+        num_own = plan.num_rows(rank)
+        counts = np.minimum(cuts + shortest + (self.index < longer), num_own) - np.minimum(cuts, num_own)
+        self.update_starts = span.start + self.number * span.num_samples
+        self.stretch_starts = self.update_starts + cuts * self.stride
+        self.starts = self.stretch_starts + rank
+        self.edges = np.zeros(size + 1, np.int64)
+        np.cumsum(counts, out=self.edges[1:])
+        self.rows = np.repeat(self.starts - self.stride * self.edges[:-1], counts)
+        self.rows += self.stride * np.arange(self.rows.size, dtype=np.int64)
+
+
+def _sum_lanes(places: _Places, ids: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Each microbatch's part of the coverage digest, (2, size) uint64, and its padding rows, (size,) int64."""
+    rows, edges, span = places.rows, places.edges, places.span
+    sums = np.zeros((2, rows.size + 1), np.uint64)
+    np.cumsum(row_hashes(rows, ids), axis=1, out=sums[:, 1:])
+    if not span.padding:
+        return sums[:, edges[1:]] - sums[:, edges[:-1]], np.zeros(edges.size - 1, np.int64)
+    # rows ascend within the one update of a segment with padding, so its padding rows are the last ones
+    real = np.minimum(edges, np.searchsorted(rows, span.start + span.num_samples))
+    return sums[:, real[1:]] - sums[:, real[:-1]], np.diff(edges) - np.diff(real)
