@@ -1,0 +1,329 @@
+"""The loader against the oracle: grids, chains of restarts, and a state machine of everything a job may do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from resumable_data import Sequential, Shuffle, TorchShuffle
+from resumable_data.plan import TAILS
+from tests.oracle import OracleCursor, OracleUpdate, split_update
+from tests.simulated_ranks import Job, expect_cursor, expect_full_coverage, expect_step, task_of
+
+if TYPE_CHECKING:
+    from resumable_data import Microbatch
+    from resumable_data.order import Order
+
+ORDERS = (Shuffle, Sequential, TorchShuffle)
+
+
+def expect_update(
+    job: Job, cursor: OracleCursor, update: OracleUpdate, *, microbatch: int, **expected: Any
+) -> list[list[Microbatch]]:
+    """Run one update and make sure that every microbatch of every rank is the oracle's."""
+    steps = job.update()
+    assert steps is not None
+    for index, step in enumerate(steps):
+        expect_step(
+            step, cursor=cursor, update=update, number=cursor.updates, index=index, microbatch=microbatch, **expected
+        )
+    return steps
+
+
+def run_chain(
+    order: Order,
+    chain: list[tuple[int, int, int]],
+    *,
+    global_batch: int,
+    tail: str,
+    epochs: int,
+    options: dict[str, Any] | None = None,
+    expected: dict[str, Any] | None = None,
+) -> None:
+    """Run (updates, ranks, microbatch) after (updates, ranks, microbatch), then the rest on the first rank set."""
+    options, expected = options or {}, expected or {}
+    cursor = OracleCursor(task_of(order, global_batch=global_batch, tail=tail, epochs=epochs))
+    state, seen = None, Counter[tuple[int, int]]()
+    for num_updates, num_replicas, microbatch in [*chain, (10**6, *chain[0][1:])]:
+        recipe = {"order": order, "global_batch": global_batch, "tail": tail, "epochs": epochs}
+        with Job(len(order), num_replicas, microbatch=microbatch, **recipe, **options) as job:
+            job.load(state, allow={"fresh_start"})
+            assert job.loaders[0].num_updates == len(list(cursor.upcoming())) + cursor.updates
+            left = sum(
+                len(split_update(update.rows, num_replicas=num_replicas, microbatch=microbatch))
+                for update in cursor.upcoming()
+            )
+            assert {len(loader) for loader in job.loaders} == {left}
+            for update, _ in zip(cursor.upcoming(), range(num_updates), strict=False):
+                steps = expect_update(job, cursor, update, microbatch=microbatch, **expected)
+                for step in steps:
+                    for rank in step:
+                        seen.update(zip(rank.positions.tolist(), rank.ids.tolist(), strict=True))
+                applied = cursor.updates % 3 != 2
+                job.commit(applied=applied)
+                cursor.commit(update, applied=applied)
+            # Read one microbatch more and forget it: whoever comes next must read it again.
+            job.microbatch()
+            state = job.save()
+            expect_cursor(job.loaders[0].cursor, cursor)
+            expect_full_coverage(job.loaders[-1].cursor, cursor)
+    assert seen == Counter((row.position, row.id) for row in cursor.committed)
+    if tail in ("carry", "short", "pad"):
+        whole = Counter(dict.fromkeys(range(len(order)), epochs))
+        assert Counter(row.id for row in cursor.committed) == whole
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_chains_of_restarts_agree_with_the_oracle_on_a_grid(tail: str) -> None:
+    """A run moved over three rank sets reads what the oracle deals, each sample once per epoch."""
+    grid = product((1, 5, 8, 11), (1, 3, 4, 8), ((1, 2, 3), (4, 2, 4), (2, 4, 1), (3, 5, 2)))
+    for number, (length, global_batch, (first, second, third)) in enumerate(grid):
+        if tail == "drop" and global_batch > length:
+            continue
+        chain = [(1, first, 2), (2, second, 1), (1, third, 3)]
+        order = ORDERS[number % 3](length)
+        run_chain(order, chain, global_batch=global_batch, tail=tail, epochs=2)
+
+
+@settings(max_examples=60)
+@given(
+    length=st.integers(1, 40),
+    global_batch=st.integers(1, 20),
+    tail=st.sampled_from(TAILS),
+    epochs=st.integers(1, 3),
+    chain=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=5),
+    pad_microbatches=st.booleans(),
+    reduction=st.sampled_from([("mean", None), ("sum", None), ("mean", 12)]),
+    normalize=st.sampled_from(["samples", "tokens"]),
+)
+def test_any_chain_of_restarts_agrees_with_the_oracle(
+    length: int,
+    global_batch: int,
+    tail: str,
+    epochs: int,
+    chain: list[tuple[int, int, int]],
+    pad_microbatches: bool,
+    reduction: tuple[str, int | None],
+    normalize: str,
+) -> None:
+    """Whatever the rank sets, the tail, the loss and the filler: rows, weights and counters are the oracle's."""
+    if tail == "drop":
+        global_batch = min(global_batch, length)
+    tokens = [(7 * i) % 4 for i in range(length)]
+    order = Shuffle(length, seed=length)
+    cursor = OracleCursor(task_of(order, global_batch=global_batch, tail=tail, epochs=epochs), target_tokens=tokens)
+    shared: dict[str, Any] = {
+        "pad_microbatches": pad_microbatches,
+        "gradient_reduction": reduction[0],
+        "reduction_size": reduction[1],
+        "normalize": normalize,
+    }
+    state = None
+    for num_updates, num_replicas, microbatch in chain:
+        recipe = {"order": order, "global_batch": global_batch, "tail": tail, "epochs": epochs}
+        job = Job(length, num_replicas, microbatch=microbatch, num_target_tokens=tokens, **recipe, **shared)
+        with job:
+            job.load(state, allow={"fresh_start"})
+            for update, _ in zip(cursor.upcoming(), range(num_updates), strict=False):
+                expect_update(job, cursor, update, microbatch=microbatch, **shared)
+                job.commit()
+                cursor.commit(update)
+            state = job.save()
+            expect_cursor(job.loaders[0].cursor, cursor)
+            expect_full_coverage(job.loaders[0].cursor, cursor)
+
+
+# torch advises against more workers than the machine has cores; what is tested here is that they change nothing
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+@pytest.mark.parametrize(("workers", "persistent"), [((1, 2, 0), False), ((2, 4), True)])
+def test_workers_change_nothing(workers: tuple[int, ...], persistent: bool) -> None:
+    """The sequence, the counters and the digest are the oracle's whatever number of workers fetches."""
+    order = Shuffle(17, seed=3)
+    cursor = OracleCursor(task_of(order, global_batch=5, epochs=3))
+    state = None
+    for num_workers in workers:
+        options: dict[str, Any] = {"num_workers": num_workers}
+        if num_workers:
+            options |= {"prefetch_factor": 2, "persistent_workers": persistent}
+        with Job(17, 2, order=order, global_batch=5, microbatch=1, epochs=3, **options) as job:
+            job.load(state, allow={"fresh_start"})
+            for update, _ in zip(cursor.upcoming(), range(3), strict=False):
+                expect_update(job, cursor, update, microbatch=1)
+                job.commit()
+                cursor.commit(update)
+            state = job.save()
+            expect_full_coverage(job.loaders[0].cursor, cursor)
+
+
+class JobMachine(RuleBasedStateMachine):
+    """A job that trains, skips, forgets, saves, dies and comes back on other rank sets, beside the oracle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.job: Job | None = None
+        self.ahead: list[OracleUpdate] = []
+        self.next_index = 0
+
+    @initialize(
+        length=st.integers(1, 24),
+        global_batch=st.integers(1, 12),
+        tail=st.sampled_from(TAILS),
+        epochs=st.sampled_from([None, 1, 2, 4]),
+        pad_microbatches=st.booleans(),
+        num_replicas=st.integers(1, 5),
+        microbatch=st.integers(1, 4),
+    )
+    def start(
+        self,
+        length: int,
+        global_batch: int,
+        tail: str,
+        epochs: int | None,
+        pad_microbatches: bool,
+        num_replicas: int,
+        microbatch: int,
+    ) -> None:
+        if tail == "drop":
+            global_batch = min(global_batch, length)
+        order = Shuffle(length, seed=1)
+        self.pad_microbatches = pad_microbatches
+        self.recipe = {"order": order, "global_batch": global_batch, "tail": tail, "epochs": epochs}
+        self.task = task_of(order, global_batch=global_batch, tail=tail, epochs=epochs)
+        if epochs is None:
+            # lists for as many epochs as any sequence of rules can reach
+            self.task = task_of(order, global_batch=global_batch, tail=tail, epochs=200)
+        self.oracle = OracleCursor(self.task)
+        self.saved: tuple[dict[str, torch.Tensor] | None, OracleCursor] = (None, OracleCursor(self.task))
+        self.launch(num_replicas, microbatch)
+
+    def launch(self, num_replicas: int, microbatch: int) -> None:
+        self.microbatch_rows = microbatch
+        self.job = Job(
+            self.task.length,
+            num_replicas,
+            microbatch=microbatch,
+            pad_microbatches=self.pad_microbatches,
+            **self.recipe,
+        )
+        state, oracle = self.saved
+        self.job.load(state, allow={"fresh_start"})
+        self.oracle = copy_of(oracle)
+        self.forget()
+
+    def forget(self) -> None:
+        self.ahead, self.next_index = [], 0
+
+    @property
+    def running(self) -> Job:
+        assert self.job is not None
+        return self.job
+
+    @rule(count=st.integers(1, 7))
+    def deliver(self, count: int) -> None:
+        """Read some microbatches, perhaps far ahead of what is committed."""
+        for _ in range(count):
+            if len(self.ahead) == 60:
+                return
+            step = self.running.microbatch()
+            if self.next_index == 0:
+                update = self.update_ahead()
+                if update is None:
+                    assert step is None
+                    return
+                self.ahead.append(update)
+            assert step is not None
+            expect_step(
+                step,
+                cursor=self.oracle,
+                update=self.ahead[-1],
+                number=self.oracle.updates + len(self.ahead) - 1,
+                index=self.next_index,
+                microbatch=self.microbatch_rows,
+                pad_microbatches=self.pad_microbatches,
+            )
+            self.next_index = 0 if step[0].is_last else self.next_index + 1
+
+    def update_ahead(self) -> OracleUpdate | None:
+        for number, update in enumerate(self.oracle.upcoming()):
+            if number == len(self.ahead):
+                return update
+        return None
+
+    @precondition(lambda self: len(self.ahead) > (self.next_index > 0))
+    @rule(applied=st.booleans())
+    def commit(self, applied: bool) -> None:
+        """Commit the oldest update that was delivered whole."""
+        self.running.commit(applied=applied)
+        self.oracle.commit(self.ahead.pop(0), applied=applied)
+
+    @precondition(lambda self: len(self.ahead) <= (self.next_index > 0))
+    @rule()
+    def commit_too_early(self) -> None:
+        """Refuse to commit what was not delivered whole."""
+        with pytest.raises(RuntimeError, match="The cursor did not move"):
+            self.running.loaders[0].commit()
+
+    @rule()
+    def iterate_again(self) -> None:
+        """Start again at the cursor; what was not committed comes again."""
+        self.running.restart_iteration()
+        self.forget()
+
+    @rule()
+    def save(self) -> None:
+        """Save; training goes on undisturbed."""
+        state = self.running.save()
+        expect_full_coverage(self.running.loaders[0].cursor, self.oracle)
+        self.saved = (state, copy_of(self.oracle))
+
+    @rule()
+    def load_in_place(self) -> None:
+        """Go back to the last save in the same loaders."""
+        state, oracle = self.saved
+        if state is None:
+            return
+        self.running.load(state)
+        self.oracle = copy_of(oracle)
+        self.forget()
+
+    @rule(num_replicas=st.integers(1, 5), microbatch=st.integers(1, 4), orderly=st.booleans())
+    def restart(self, num_replicas: int, microbatch: int, orderly: bool) -> None:
+        """Close or simply drop the job, and go on from the last save on another rank set."""
+        if orderly:
+            self.running.close()
+        self.launch(num_replicas, microbatch)
+
+    @invariant()
+    def counters_are_the_oracles(self) -> None:
+        if self.job is not None:
+            for loader in self.job.loaders:
+                expect_cursor(loader.cursor, self.oracle)
+
+    def teardown(self) -> None:
+        if self.job is not None:
+            expect_cursor(self.job.agree(), self.oracle)
+            expect_full_coverage(self.job.loaders[0].cursor, self.oracle)
+            self.job.close()
+
+
+def copy_of(cursor: OracleCursor) -> OracleCursor:
+    return replace(cursor, committed=list(cursor.committed))
+
+
+TestJobMachine = JobMachine.TestCase
+TestJobMachine.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@pytest.mark.slow
+def test_job_machine_for_long() -> None:
+    """As above, with more and longer lives of a job."""
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(JobMachine, settings=settings(max_examples=600, stateful_step_count=60))
