@@ -18,6 +18,8 @@ from tests.oracle import OracleCursor, OracleUpdate, split_update
 from tests.simulated_ranks import Job, expect_cursor, expect_full_coverage, expect_step, task_of
 
 if TYPE_CHECKING:
+    import torch
+
     from resumable_data import Microbatch
     from resumable_data.order import Order
 
