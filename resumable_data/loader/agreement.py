@@ -76,7 +76,9 @@ def _all_gather(payload: bytes, group: ProcessGroup) -> list[bytes]:
     device = torch.device("cuda") if "nccl" in dist.get_backend(group) else torch.device("cpu")
     local = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
     gathered = torch.empty(dist.get_world_size(group) * len(payload), dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(gathered, local, group=group)
+    # torch 2.13 gave all_gather_into_tensor this name, and warns at the old one
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(gathered, local, group=group)
     everything = gathered.cpu().numpy().tobytes()
     return [everything[start : start + len(payload)] for start in range(0, len(everything), len(payload))]
 
