@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
+from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from resumable_data.plan.batch_plan import BatchPlan
+
+NUM_NEAREST = 3
+"""How many rank counts are given below the plan's own, and how many above it."""
+
+MAX_NUM_REPLICAS = 2**20
+"""Rank counts above this are not looked for: the search takes the same few milliseconds for any global batch."""
+
+_CHUNK = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alternatives:
     """What a person may prefer to an uneven layout.
+
+    Rank counts are the nearest to the plan's own: at most `NUM_NEAREST` below it, itself where it qualifies, and at
+    most `NUM_NEAREST` above it, up to `MAX_NUM_REPLICAS`.
 
     Attributes:
         global_batches: The nearest global batches, below and above (one value where it divides
@@ -34,13 +49,44 @@ def find_alternatives(plan: BatchPlan) -> Alternatives:
     full, not_full = divmod(plan.global_batch, plan.microbatch)
     return Alternatives(
         global_batches=tuple(count * step for count in batches if count),
-        num_replicas=() if not_full else divisors(full),
-        num_replicas_equal=divisors(plan.global_batch),
+        num_replicas=() if not_full else nearest_divisors(full, plan.num_replicas),
+        num_replicas_equal=nearest_divisors(plan.global_batch, plan.num_replicas),
     )
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of `number`, ascending; takes the square root of it in steps."""
-    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    large = [number // d for d in reversed(small) if d * d != number]
-    return (*small, *large)
+def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
+    """Divisors of `number` nearest to `near`, ascending, those above `MAX_NUM_REPLICAS` not considered.
+
+    Args:
+        number: From 1 to 2**63 - 1.
+        near: At least 1.
+
+    Returns:
+        At most `NUM_NEAREST` below `near`, `near` where it divides, and at most `NUM_NEAREST` above it.
+
+    >>> nearest_divisors(256, 10)
+    (2, 4, 8, 16, 32, 64)
+    """
+    last = min(number, MAX_NUM_REPLICAS)
+    below = islice(_divisors_down(number, min(near - 1, last)), NUM_NEAREST)
+    above = islice(_divisors_up(number, near + 1, last), NUM_NEAREST)
+    itself = (near,) if number % near == 0 else ()
+    return (*reversed(tuple(below)), *itself, *above)
+
+
+def _divisors_down(number: int, first: int) -> Iterator[int]:
+    """Divisors of `number` from `first` down to 1."""
+    for stop in range(first + 1, 1, -_CHUNK):
+        yield from reversed(_divisors_between(number, max(1, stop - _CHUNK), stop))
+
+
+def _divisors_up(number: int, first: int, last: int) -> Iterator[int]:
+    """Divisors of `number` from `first` up to `last`."""
+    for start in range(first, last + 1, _CHUNK):
+        yield from _divisors_between(number, start, min(start + _CHUNK, last + 1))
+
+
+def _divisors_between(number: int, start: int, stop: int) -> list[int]:
+    candidates = np.arange(start, stop, dtype=np.int64)
+    found: list[int] = candidates[number % candidates == 0].tolist()
+    return found
