@@ -31,7 +31,8 @@ MAX_LENGTH = 2**62
 """Largest n: both sides of the grid are at most 2^31 then, so that a sum of two fits 32 bits."""
 
 NUM_ROUND_PAIRS = 3
-NUM_KEY_WORDS = NUM_ROUND_PAIRS * 6
+_WORDS_PER_PAIR = 6
+NUM_KEY_WORDS = NUM_ROUND_PAIRS * _WORDS_PER_PAIR
 
 BLOCK_SIZE = 32_768
 """Values worked on at a time: few enough for the second-level cache, enough to hide the cost of a call."""
@@ -64,12 +65,13 @@ class FeistelPermutation:
 
     Args:
         length: n, from 1 to `MAX_LENGTH`.
-        words: ``(NUM_KEY_WORDS,)`` uint32 key words; the same words give the same permutation.
+        words: uint32 key words, 6 per pair of rounds, `NUM_KEY_WORDS` for a good shuffle (fewer let tests show
+            that they would notice). The same words give the same permutation.
     """
 
     def __init__(self, length: int, words: _Vector32) -> None:
         assert 1 <= length <= MAX_LENGTH
-        assert words.shape == (NUM_KEY_WORDS,)
+        assert words.size % _WORDS_PER_PAIR == 0
         cell_bits = (length - 1).bit_length()
         self._length = length
         self._narrow = cell_bits <= _NARROW_CELL_BITS
@@ -79,7 +81,7 @@ class FeistelPermutation:
         # Low bits of a hash that are dropped before it is multiplied by rows, so that the product fits.
         self._dropped_bits = (self._rows - 1).bit_length() if self._narrow else 0
         # Each row: multiplier, addend, finisher of the hash of right, then of left.
-        keys = words.reshape(NUM_ROUND_PAIRS, 6).copy()
+        keys = words.reshape(-1, _WORDS_PER_PAIR).copy()
         keys[:, [0, 2, 3, 5]] |= np.uint32(1)  # an odd multiplier loses nothing
         self._keys: list[tuple[int, ...]] = [tuple(pair) for pair in keys.tolist()]
         self._make_operands(keys)
