@@ -42,7 +42,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1):
     run_id: Name
     attempt: Natural
     start: Cursor
-    num_replicas: Positive
+    num_replicas: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
     microbatch: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
     epochs: Positive | None
     package_version: Name
@@ -64,7 +64,7 @@ class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
     run_id: Name
     attempt: Positive
     rank: Natural
-    num_replicas: Positive
+    num_replicas: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
     peer: Natural
     ids: Name
     payload_bytes_max: Annotated[int, msgspec.Meta(ge=64, le=1 << 31)]

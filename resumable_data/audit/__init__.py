@@ -1,0 +1,16 @@
+"""The proof: what a run was really trained on, from its ledger or from a cursor alone."""
+
+from resumable_data.audit.cursor_audit import audit_cursor
+from resumable_data.audit.findings import KINDS, Finding
+from resumable_data.audit.ledger_audit import audit_ledger
+from resumable_data.audit.report import AttemptReport, AuditReport, Bounds
+
+__all__ = [
+    "KINDS",
+    "AttemptReport",
+    "AuditReport",
+    "Bounds",
+    "Finding",
+    "audit_cursor",
+    "audit_ledger",
+]

@@ -1,0 +1,69 @@
+"""The audit of a single cursor: its digest against the order, with no other file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resumable_data.audit.findings import SEVERITIES, Finding, finding
+from resumable_data.audit.replay import is_reachable, replay_cursor
+from resumable_data.audit.report import PROVEN, AuditReport, Bounds, judge
+from resumable_data.audit.spans import check_spans, uncovered
+from resumable_data.errors import CorruptStateError, UsageError
+from resumable_data.ledger.frames import shown
+from resumable_data.order import order_from_description
+
+if TYPE_CHECKING:
+    from resumable_data.cursor import Cursor
+
+
+def audit_cursor(cursor: Cursor, *, path: str = "") -> AuditReport:
+    """Say from a cursor alone whether exactly its committed samples were delivered, each once.
+
+    The digest in the cursor is recomputed from the order of its recipe, for all positions before the cursor. This
+    takes time in proportion to the samples committed.
+
+    Args:
+        cursor: The cursor, say from a checkpoint.
+        path: Where it comes from, for the report.
+
+    Raises:
+        CorruptStateError: Its numbers are not those of any run.
+    """
+    cursor.check()
+    if not is_reachable(cursor):
+        raise CorruptStateError(
+            f"expected the cursor of a run, found numbers that no run reaches: {shown(cursor)}. Nothing was audited; "
+            "the cursor was not written by this package, or was edited."
+        )
+    replay, findings = replay_cursor(cursor)
+    if not findings:
+        try:
+            order = order_from_description(cursor.recipe.order)
+            findings += check_spans(order, replay.stretches, [("cursor", cursor)])
+        except UsageError as error:
+            findings.append(finding("RD108", "recipe", expected="an order of this package", found=shown(error)))
+        findings += [_gap(*gap) for gap in uncovered(cursor, replay.stretches)]
+    verdict = judge(findings)
+    count = Bounds(0, 0 if verdict == PROVEN else None)
+    return AuditReport(
+        subject="cursor",
+        path=shown(path),
+        verdict=verdict,
+        run_id=shown(cursor.run_id),
+        updates=cursor.updates,
+        skipped=cursor.skipped,
+        position=cursor.position,
+        epoch=cursor.epoch,
+        offset=cursor.offset,
+        samples=cursor.samples,
+        padding=cursor.padding,
+        dropped=cursor.dropped,
+        replayed=count,
+        omitted=count,
+        findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
+    )
+
+
+def _gap(start: int, stop: int) -> Finding:
+    where = f"cursor, positions [{start}, {stop})"
+    return finding("RD405", where, expected="a digest of what was delivered there", found="none")

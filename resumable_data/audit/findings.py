@@ -1,0 +1,183 @@
+"""What an audit can find: one table of codes, and findings gathered over records and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+VIOLATION = "violation"
+MISSING_EVIDENCE = "missing-evidence"
+NOTE = "note"
+SEVERITIES = (VIOLATION, MISSING_EVIDENCE, NOTE)
+
+
+class Kind(NamedTuple):
+    """What all findings of one code have in common."""
+
+    severity: str
+    title: str
+    remedy: str
+
+
+_RESTORE = "Restore the file from a copy, or go on from a checkpoint whose history is proven."
+_ROLL_BACK = (
+    "Go on from a checkpoint made before this update, or accept the counts with --max-replayed or --max-omitted."
+)
+_SAME_ORDER = (
+    "Make sure that dataset and order are those of the recipe (seed, epoch, name, length), and that nothing between "
+    "the loader and the dataset maps IDs."
+)
+_EDITED = "Files of this ledger were edited, mixed with another run's, or written by two jobs at once: find out which."
+
+KINDS = {
+    "RD101": Kind(NOTE, "an entry that no ledger has", "Move it out of the ledger's directory."),
+    "RD102": Kind(MISSING_EVIDENCE, "an attempt has rank files but no claim", _RESTORE),
+    "RD103": Kind(MISSING_EVIDENCE, "an attempt's directory is missing", _RESTORE),
+    "RD104": Kind(MISSING_EVIDENCE, "the attempt that this one goes on from is missing", _RESTORE),
+    "RD105": Kind(MISSING_EVIDENCE, "a rank's file is missing", _RESTORE),
+    "RD106": Kind(MISSING_EVIDENCE, "a rank's file ends too early", _RESTORE),
+    "RD107": Kind(NOTE, "a torn tail was dropped", "None needed: it is what a kill leaves."),
+    "RD108": Kind(
+        MISSING_EVIDENCE, "the order cannot be rebuilt, so IDs were not checked", "Use an order of this package."
+    ),
+    "RD109": Kind(
+        MISSING_EVIDENCE,
+        "the ledger begins in mid-run",
+        "Audit the ledger of the beginning too, or call check_agreement() before each save so that the cursor's own "
+        "digest covers it.",
+    ),
+    "RD110": Kind(VIOLATION, "a file of another rank, attempt or run", _EDITED),
+    "RD111": Kind(VIOLATION, "an attempt of another run", "Give each run a ledger of its own."),
+    "RD201": Kind(VIOLATION, "a microbatch was never delivered", _ROLL_BACK),
+    "RD202": Kind(VIOLATION, "a microbatch was delivered twice", _ROLL_BACK),
+    "RD203": Kind(VIOLATION, "a microbatch holds rows of another share", _ROLL_BACK),
+    "RD204": Kind(VIOLATION, "the fetched IDs are not those of the order", _SAME_ORDER),
+    "RD205": Kind(VIOLATION, "deliveries are out of order", _EDITED),
+    "RD206": Kind(VIOLATION, "an impossible number of filler rows", _EDITED),
+    "RD207": Kind(VIOLATION, "a record that no run can write", _EDITED),
+    "RD301": Kind(VIOLATION, "commits are not one after another", _EDITED),
+    "RD302": Kind(VIOLATION, "ranks disagree on whether an update was applied", _EDITED),
+    "RD303": Kind(VIOLATION, "a rewind reaches behind a commit", _EDITED),
+    "RD304": Kind(VIOLATION, "updates were committed after the end of the run", _EDITED),
+    "RD401": Kind(VIOLATION, "a start cursor does not follow from the attempts before it", _EDITED),
+    "RD402": Kind(
+        VIOLATION,
+        "the recipe changed without a declared migration",
+        "Load the cursor with load_state_dict(state, allow=...), which records the change.",
+    ),
+    "RD403": Kind(VIOLATION, "a cursor's coverage digest is not that of the order", _SAME_ORDER),
+    "RD404": Kind(VIOLATION, "a cursor's numbers contradict each other", _EDITED),
+    "RD405": Kind(
+        MISSING_EVIDENCE,
+        "the coverage digest does not cover all that was committed",
+        "Call loader.check_agreement() before saving, or save with save_checkpoint(), which does.",
+    ),
+    "RD501": Kind(
+        VIOLATION, "more was discarded than allowed", "Save checkpoints more often, or raise --max-discarded."
+    ),
+}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that an audit found.
+
+    Attributes:
+        code: A key of `KINDS`; codes keep their meaning for ever.
+        severity: ``"violation"``, ``"missing-evidence"`` or ``"note"``.
+        title: What was found, in words.
+        where: File, attempt, ranks and updates concerned.
+        attempt: The attempt concerned, None where it is not one.
+        ranks: dp ranks concerned, say ``"0-3,7"``; empty where it is not about ranks.
+        count: Records, files or fields concerned.
+        first_update: The first update concerned, None where it is not about updates.
+        last_update: The last one.
+        expected: What should be there, of the first one.
+        found: What is there.
+        remedy: What to do.
+    """
+
+    code: str
+    severity: str
+    title: str
+    where: str
+    expected: str
+    found: str
+    remedy: str
+    attempt: int | None = None
+    ranks: str = ""
+    count: int = 1
+    first_update: int | None = None
+    last_update: int | None = None
+
+
+def finding(code: str, where: str, *, expected: str, found: str, attempt: int | None = None) -> Finding:
+    """A finding that is not about single ranks or updates."""
+    kind = KINDS[code]
+    return Finding(
+        code=code,
+        severity=kind.severity,
+        title=kind.title,
+        where=where,
+        expected=expected,
+        found=found,
+        remedy=kind.remedy,
+        attempt=attempt,
+    )
+
+
+class Issue(NamedTuple):
+    """What is wrong with one rank's records, before it is gathered over ranks."""
+
+    code: str
+    rank: int
+    expected: str
+    found: str
+    times: int = 1
+    first_update: int | None = None
+    last_update: int | None = None
+
+
+@dataclass
+class _Group:
+    first: Issue
+    ranks: list[int] = field(default_factory=list)
+    times: int = 0
+    updates: list[int] = field(default_factory=list)
+
+
+def gather_issues(attempt: int, issues: Iterable[Issue]) -> list[Finding]:
+    """One finding per code for all ranks of an attempt, in the order of codes."""
+    groups: dict[str, _Group] = {}
+    for issue in issues:
+        group = groups.setdefault(issue.code, _Group(issue))
+        group.ranks.append(issue.rank)
+        group.times += issue.times
+        group.updates += [u for u in (issue.first_update, issue.last_update) if u is not None]
+    return [_gathered(attempt, code, group) for code, group in sorted(groups.items())]
+
+
+def _gathered(attempt: int, code: str, group: _Group) -> Finding:
+    first, last = (min(group.updates), max(group.updates)) if group.updates else (None, None)
+    ranks = format_ranks(group.ranks)
+    where = f"attempt {attempt}, rank {ranks}"
+    if first is not None:
+        where += f", update {first}" if first == last else f", updates {first}-{last}"
+    single = finding(code, where, expected=group.first.expected, found=group.first.found, attempt=attempt)
+    return msgspec.structs.replace(single, ranks=ranks, count=group.times, first_update=first, last_update=last)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as text: ``"0-3,7"``."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    return ",".join(shown[:20]) + (f" and {len(shown) - 20} more groups" if len(shown) > 20 else "")

@@ -1,0 +1,166 @@
+"""Which attempts make up the surviving history: the chain of parents of the newest one."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.audit.findings import Finding, finding
+from resumable_data.audit.replay import check_successor, is_reachable, replay_cursor
+from resumable_data.errors import LedgerCorruptError, LedgerError
+from resumable_data.ledger.frames import shown
+from resumable_data.ledger.layout import CLAIM_NAME, AttemptFiles, attempt_name, list_attempt, list_attempts
+from resumable_data.ledger.reader import read_claim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from resumable_data.ledger import Claim
+
+NUM_UPDATES_MAX = 1 << 27
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One claimed attempt: its claim and its files."""
+
+    claim: Claim
+    files: AttemptFiles
+
+
+@dataclass(frozen=True)
+class History:
+    """All attempts of a ledger.
+
+    Attributes:
+        attempts: By number, oldest first.
+        chain: Numbers of the surviving ones, oldest first.
+        is_whole: Whether the chain goes back to the beginning of the run.
+        findings: What is wrong with it.
+    """
+
+    attempts: dict[int, Attempt]
+    chain: list[int]
+    is_whole: bool
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def newest(self) -> Attempt:
+        """The newest attempt."""
+        return self.attempts[self.chain[-1]]
+
+
+def read_history(root: Path) -> History:
+    """Read all claims of a ledger.
+
+    Raises:
+        LedgerCorruptError: A claim is damaged, or something in the ledger is no regular file.
+        LedgerError: There is no ledger at `root`, or nothing was ever claimed in it.
+    """
+    directories, unknown = list_attempts(root)
+    findings = [_unknown(path) for path in unknown]
+    attempts: dict[int, Attempt] = {}
+    for number, directory in directories.items():
+        files = list_attempt(number, directory)
+        findings += [_unknown(path) for path in files.unknown]
+        if files.has_claim:
+            attempts[number] = Attempt(_read_own_claim(files), files)
+        elif files.ranks or files.peers:
+            found = f"{len(files.ranks) + len(files.peers)} rank files alone"
+            where = shown(directory)
+            findings.append(finding("RD102", where, expected="a claim beside rank files", found=found, attempt=number))
+    if not attempts:
+        raise LedgerError(
+            f"expected a ledger at {shown(root)}, found no attempt in it. Nothing can be said about the data; give the "
+            "path that the loader got as ledger=."
+        )
+    findings += _missing_numbers(directories, attempts)
+    chain, is_whole = _follow(attempts, findings)
+    _check_chain(attempts, chain, findings)
+    return History(attempts, chain, is_whole, findings)
+
+
+def _read_own_claim(files: AttemptFiles) -> Claim:
+    path = files.path / CLAIM_NAME
+    claim = read_claim(path)
+    if claim.attempt != files.number:
+        raise LedgerCorruptError(
+            f"{shown(path)}: expected the claim of attempt {files.number}, found that of attempt {claim.attempt}. "
+            "Directories were renamed or mixed up, so nothing was audited; restore them from a copy."
+        )
+    if not is_reachable(claim.start) or claim.start.attempt < 0:
+        raise LedgerCorruptError(
+            f"{shown(path)}: expected the cursor of a run, found numbers that no run reaches: {claim.start}. Nothing "
+            "was audited; restore the file from a copy."
+        )
+    return claim
+
+
+def _unknown(path: Path) -> Finding:
+    return finding("RD101", shown(path), expected="attempts, claims and rank files only", found=shown(path.name))
+
+
+def _missing_numbers(directories: dict[int, Path], attempts: dict[int, Attempt]) -> list[Finding]:
+    newest = max(attempts)
+    missing = newest - sum(number <= newest for number in directories)
+    if not missing:
+        return []
+    first = next(number for number in range(1, newest + 1) if number not in directories)
+    expected = f"attempts 1 to {newest}"
+    found = f"no {attempt_name(first)}" + (f" and {missing - 1} more" if missing > 1 else "")
+    return [finding("RD103", "ledger", expected=expected, found=found)]
+
+
+def _follow(attempts: dict[int, Attempt], findings: list[Finding]) -> tuple[list[int], bool]:
+    """The chain of parents of the newest attempt, oldest first, and whether it reaches the beginning."""
+    chain = [max(attempts)]
+    while parent := attempts[chain[0]].claim.start.attempt:
+        child = chain[0]
+        if parent >= child:
+            found = f"attempt {parent}"
+            findings.append(
+                finding("RD401", f"attempt {child}", expected="a parent that is older", found=found, attempt=child)
+            )
+            return chain, False
+        if parent not in attempts:
+            found = f"no claim of attempt {parent}"
+            findings.append(
+                finding("RD104", f"attempt {child}", expected=f"attempt {parent}", found=found, attempt=child)
+            )
+            return chain, False
+        chain.insert(0, parent)
+    return chain, attempts[chain[0]].claim.start.updates == 0
+
+
+def _check_chain(attempts: dict[int, Attempt], chain: list[int], findings: list[Finding]) -> None:
+    """Each attempt is of the newest one's run, and each start cursor follows from the attempt before it."""
+    run_id = attempts[chain[-1]].claim.run_id
+    for number, attempt in attempts.items():
+        if attempt.claim.run_id != run_id:
+            where, expected = f"attempt {number}", f"run {shown(run_id)}, that of attempt {chain[-1]}"
+            found = f"run {shown(attempt.claim.run_id)}"
+            findings.append(finding("RD111", where, expected=expected, found=found, attempt=number))
+    root = attempts[chain[0]].claim
+    where = f"attempt {chain[0]}, start cursor"
+    _, contradictions = replay_cursor(root.start)
+    findings += [_placed(one, where, chain[0]) for one in contradictions]
+    for parent, child in itertools.pairwise(chain):
+        before, after = attempts[parent].claim, attempts[child].claim
+        where = f"attempt {child}, start cursor"
+        broken = check_successor(before.start, after.start, epochs=before.epochs, where=where)
+        if after.start.run_id != run_id:
+            found = f"run {shown(after.start.run_id)}"
+            broken.append(finding("RD401", where, expected=f"run {shown(run_id)}", found=found))
+        if after.start.updates - before.start.updates > NUM_UPDATES_MAX:
+            raise LedgerError(
+                f"attempt {parent}: expected at most {NUM_UPDATES_MAX} updates in one attempt, found "
+                f"{after.start.updates - before.start.updates}. Nothing was audited."
+            )
+        findings += [_placed(one, where, child) for one in broken]
+
+
+def _placed(one: Finding, where: str, attempt: int) -> Finding:
+    return msgspec.structs.replace(one, where=where, attempt=attempt)

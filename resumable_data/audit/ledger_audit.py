@@ -1,0 +1,185 @@
+"""The audit of a ledger: what the surviving history of a run contains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.audit.attempt_audit import AttemptResult, RankFiles, audit_branch, audit_dead, common_stop
+from resumable_data.audit.coverage import check_partition, count_joints, count_multiplicity
+from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
+from resumable_data.audit.history import History, read_history
+from resumable_data.audit.rank_audit import Branch
+from resumable_data.audit.replay import replay_cursor
+from resumable_data.audit.report import NOTHING, AuditReport, Bounds, judge
+from resumable_data.audit.spans import check_spans, uncovered
+from resumable_data.audit.updates import Stretch
+from resumable_data.errors import UsageError
+from resumable_data.ledger.frames import shown
+from resumable_data.order import order_from_description
+
+if TYPE_CHECKING:
+    import os
+
+    from resumable_data.order import Order
+
+
+_BROKEN_CURSOR_CODES = ("RD401", "RD402", "RD404")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a person declared acceptable, in samples; None for any number."""
+
+    replayed: int = 0
+    omitted: int = 0
+    discarded: int | None = None
+
+
+def audit_ledger(
+    path: str | os.PathLike[str],
+    *,
+    max_replayed: int = 0,
+    max_omitted: int = 0,
+    max_discarded: int | None = None,
+) -> AuditReport:
+    """Say from a ledger's files what the surviving history of its run contains.
+
+    The surviving history is made of the newest attempt up to the last commit that all of its ranks recorded, and
+    of the attempts it goes on from, each up to the cursor that the next one started at.
+
+    Args:
+        path: The ledger's directory. Nothing in it is changed.
+        max_replayed: Samples that may be in the surviving history more than once.
+        max_omitted: Samples that may be missing from it.
+        max_discarded: Samples that may have been delivered and rolled back; None for any number.
+
+    Raises:
+        LedgerCorruptError: A file is damaged anywhere but at a torn tail; the message says where.
+        LedgerError: There is no ledger at `path`, or it cannot be read.
+        UsageError: A limit is negative.
+
+    Example:
+        >>> report = audit_ledger("runs/7/ledger")  # doctest: +SKIP
+        >>> report.verdict, report.replayed.low, report.omitted.low  # doctest: +SKIP
+        ('proven', 0, 0)
+    """
+    limits = Limits(max_replayed, max_omitted, max_discarded)
+    if min(max_replayed, max_omitted, max_discarded or 0) < 0:
+        raise UsageError(f"limits must be at least 0 samples, got {limits}")
+    history = read_history(Path(path))
+    findings = list(history.findings)
+    order = _rebuild_order(history, findings)
+    branches: list[Branch] = []
+    results = {number: _audit(history, number, order, branches) for number in history.chain}
+    for number, attempt in history.attempts.items():
+        if number not in results:
+            results[number] = audit_dead(attempt, RankFiles(attempt), is_surely_dead=history.is_whole)
+    findings += [one for number in sorted(results) for one in results[number].findings]
+    has_beginning = _check_cursors(history, order, findings)
+    return _conclude(Path(path), branches, results, findings, limits, is_complete=has_beginning and order is not None)
+
+
+def _rebuild_order(history: History, findings: list[Finding]) -> Order | None:
+    try:
+        return order_from_description(history.newest.claim.start.recipe.order)
+    except UsageError as error:
+        findings.append(finding("RD108", "recipe", expected="an order of this package", found=shown(error)))
+        return None
+
+
+def _audit(history: History, number: int, order: Order | None, branches: list[Branch]) -> AttemptResult:
+    """Audit an attempt of the chain, and add its branch."""
+    attempt = history.attempts[number]
+    claim, files = attempt.claim, RankFiles(attempt)
+    logs, child = None, None
+    if number == history.chain[-1]:
+        logs = [files.read(rank) for rank in range(claim.num_replicas)]
+        stop = common_stop(claim, logs)
+    else:
+        child = history.attempts[history.chain[history.chain.index(number) + 1]].claim.start
+        stop = max(child.updates, claim.start.updates)
+    start = claim.start
+    stretch = Stretch(start.recipe, start.epoch, start.offset, start.updates, claim.epochs)
+    branch = Branch(claim, stretch, stop, order)
+    check_partition(branch)
+    branches.append(branch)
+    return audit_branch(branch, files, logs, child)
+
+
+def _check_cursors(history: History, order: Order | None, findings: list[Finding]) -> bool:
+    """Hold the start cursors' coverage digests against the order; whether all from the run's beginning is known."""
+    starts = [(f"attempt {number}, start cursor", history.attempts[number].claim.start) for number in history.chain]
+    broken = order is None or any(one.code in _BROKEN_CURSOR_CODES for one in findings)
+    wrong: list[Finding] = []
+    if order is not None and not broken:
+        replay, _ = replay_cursor(history.newest.claim.start)
+        wrong = check_spans(order, replay.stretches, starts)
+        findings += wrong
+    root = history.attempts[history.chain[0]].claim.start
+    if history.is_whole:
+        return True
+    if not broken and not wrong and not uncovered(root, replay_cursor(root)[0].stretches):
+        return True
+    expected = f"deliveries from update 0 on, or a digest of all {root.position} positions before update {root.updates}"
+    found = f"deliveries from update {root.updates} on"
+    findings.append(finding("RD109", f"attempt {history.chain[0]}", expected=expected, found=found))
+    return False
+
+
+def _conclude(
+    path: Path,
+    branches: list[Branch],
+    results: dict[int, AttemptResult],
+    findings: list[Finding],
+    limits: Limits,
+    *,
+    is_complete: bool,
+) -> AuditReport:
+    """Add up what the attempts gave; without `is_complete`, nothing bounds the counts from above."""
+    changes = [change for result in results.values() for change in result.changes]
+    counts, joints = count_multiplicity(changes, branches), count_joints(branches)
+    unknown = sum(result.lost + result.unverified for result in results.values())
+    replayed, omitted = counts.replayed + joints.replayed, counts.omitted + joints.omitted
+    discarded = sum((result.report.discarded for result in results.values()), NOTHING)
+    root, last = branches[0].claim.start, branches[-1]
+    samples = root.samples + sum(branch.samples for branch in branches)
+    within = replayed <= limits.replayed and omitted <= limits.omitted
+    findings = [_within_limits(one) if within else one for one in findings]
+    findings += _check_discarded(discarded, limits)
+    return AuditReport(
+        subject="ledger",
+        path=shown(path),
+        verdict=judge(findings),
+        run_id=shown(last.claim.run_id),
+        updates=last.stop_update,
+        skipped=root.skipped + sum(result.report.skipped for result in results.values()),
+        position=last.stop_position,
+        epoch=last.stop_place.epoch,
+        offset=last.stop_place.offset,
+        samples=samples,
+        padding=root.padding + sum(int(branch.spans.padding.sum()) for branch in branches),
+        dropped=max(last.stop_position - samples, 0),
+        replayed=Bounds(replayed, replayed + unknown if is_complete else None),
+        omitted=Bounds(omitted, omitted + unknown if is_complete else None),
+        discarded=discarded,
+        in_flight=sum(result.report.in_flight for result in results.values()),
+        attempts=tuple(results[number].report for number in sorted(results)),
+        findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
+    )
+
+
+def _within_limits(one: Finding) -> Finding:
+    """A missing or repeated microbatch is no violation where its samples are within what was declared."""
+    return msgspec.structs.replace(one, severity=NOTE) if one.code in ("RD201", "RD202") else one
+
+
+def _check_discarded(discarded: Bounds, limits: Limits) -> list[Finding]:
+    most = limits.discarded
+    if most is None or (discarded.high is not None and discarded.high <= most):
+        return []
+    one = finding("RD501", "all attempts", expected=f"at most {most} samples", found=str(discarded))
+    return [one if discarded.low > most else msgspec.structs.replace(one, severity=MISSING_EVIDENCE)]

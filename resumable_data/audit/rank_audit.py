@@ -1,0 +1,346 @@
+"""One rank's file against what the rules say it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from resumable_data.audit.findings import Issue
+from resumable_data.audit.rows import digests, is_possible
+from resumable_data.audit.updates import Shares, Spans, Stretch, num_microbatches, shares
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from resumable_data.ledger import Claim
+    from resumable_data.ledger.reader import Commits, Deliveries, RankLog
+    from resumable_data.order import Order
+    from resumable_data.plan import Place
+
+    Vector = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One attempt's part of the surviving history: its updates [first_update, stop_update).
+
+    Attributes:
+        claim: The attempt's claim.
+        stretch: Its updates, from the cursor it starts at.
+        stop_update: Its updates before this one survived.
+        order: The order of the run; None where it cannot be rebuilt.
+    """
+
+    claim: Claim
+    stretch: Stretch
+    stop_update: int
+    order: Order | None
+
+    @cached_property
+    def updates(self) -> Vector:
+        """The indices of its updates: (n,) int64."""
+        return np.arange(self.stretch.first_update, self.stop_update, dtype=np.int64)
+
+    @cached_property
+    def spans(self) -> Spans:
+        """What its updates take."""
+        return self.stretch.spans(self.updates)
+
+    @cached_property
+    def num_microbatches(self) -> Vector:
+        """Microbatches of each rank in each of its updates: (n,) int64."""
+        return num_microbatches(
+            self.spans.num_samples + self.spans.padding,
+            num_replicas=self.claim.num_replicas,
+            microbatch=self.claim.microbatch,
+        )
+
+    @cached_property
+    def samples(self) -> int:
+        """Samples of its updates."""
+        return int(self.spans.num_samples.sum())
+
+    @cached_property
+    def stop_place(self) -> Place:
+        """Where the update after its last one starts; `dropped` counts the samples skipped on the way there."""
+        place = self.stretch.place_after(self.stop_update - self.stretch.first_update)
+        stop = place.epoch * self.stretch.recipe.length + place.offset
+        return place._replace(dropped=stop - self.stretch.position - self.samples)
+
+    @property
+    def stop_position(self) -> int:
+        """`stop_place` as a position."""
+        return self.stop_place.epoch * self.stretch.recipe.length + self.stop_place.offset
+
+    def shares(self, rank: int, update: Vector, index: Vector) -> Shares:
+        """What microbatches of one rank hold: update, index (k,) int64, updates from `first_update` on."""
+        return shares(
+            self.stretch.spans(update),
+            rank,
+            index,
+            num_replicas=self.claim.num_replicas,
+            microbatch=self.claim.microbatch,
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """Rows by which a rank's deliveries differ from its share, as runs of positions.
+
+    Attributes:
+        start: (k,) int64, first position of each run.
+        stride: (k,) int64, positions from one row to the next.
+        count: (k,) int64, rows.
+        sign: 1 for rows delivered and not expected, -1 for rows expected and not delivered.
+    """
+
+    start: Vector
+    stride: Vector
+    count: Vector
+    sign: int
+
+
+@dataclass
+class RankResult:
+    """What one rank's file adds to the audit.
+
+    Attributes:
+        known_stop: The file tells all of its updates before this one.
+        delivered: Samples handed to the training loop, repeats included.
+        rewound: Samples discarded by rewinds.
+        beyond: Samples of updates that are not in the surviving history, rewinds apart.
+        lost: Samples of the surviving history that the file should tell about and does not.
+        unverified: Samples whose IDs are not those of their positions, so that it is open what was delivered.
+        changes: Rows that were delivered and not expected, or the reverse.
+        applied: (n,) bool, whether the updates from `first_update` on were applied.
+        issues: What is wrong.
+    """
+
+    known_stop: int
+    delivered: int = 0
+    rewound: int = 0
+    beyond: int = 0
+    lost: int = 0
+    unverified: int = 0
+    changes: list[Change] = field(default_factory=list)
+    applied: Mask = field(default_factory=lambda: np.empty(0, np.bool_))
+    issues: list[Issue] = field(default_factory=list)
+
+
+def known_stop(log: RankLog, first_update: int) -> int:
+    """The first update that the file does not tell all about: the one after its commits in sequence."""
+    update = log.commits.update
+    return first_update + _leading(update == first_update + np.arange(update.size))
+
+
+def audit_rank(log: RankLog | None, rank: int, branch: Branch) -> RankResult:
+    """Hold one rank's file against its share of a branch; None stands for a file that is missing."""
+    return _RankAudit(rank, branch).run(log)
+
+
+def _leading(is_good: Mask) -> int:
+    """How many good ones come before the first bad one."""
+    return int(np.argmin(np.append(is_good, False)))
+
+
+class _RankAudit:
+    def __init__(self, rank: int, branch: Branch) -> None:
+        self._rank = rank
+        self._branch = branch
+        self._first = branch.stretch.first_update
+        self._result = RankResult(known_stop=self._first)
+        sizes = branch.num_microbatches
+        self._num_microbatches = sizes
+        self._key_base = np.cumsum(sizes) - sizes  # the key of each update's first microbatch
+
+    def run(self, log: RankLog | None) -> RankResult:
+        found = np.zeros(int(self._num_microbatches.sum()), np.bool_)
+        if log is not None:
+            self._result.known_stop = known_stop(log, self._first)
+            self._check_commits(log.commits)
+            self._check_deliveries(log, found)
+        self._check_missing(found)
+        return self._result
+
+    def _check_commits(self, commits: Commits) -> None:
+        good = self._result.known_stop - self._first
+        self._result.applied = commits.applied[:good]
+        if good < commits.update.size:
+            update = int(commits.update[good])
+            self._issue("RD301", f"a commit of update {self._first + good}", f"one of update {update}", [update])
+
+    def _check_deliveries(self, log: RankLog, found: Mask) -> None:
+        """Follow the file's deliveries; set `found` for each expected microbatch that is there."""
+        records, result = log.deliveries, self._result
+        rows = records.count - np.minimum(records.padding, records.count)
+        rewound = self._rewound(log)
+        beyond = ~rewound & (records.update >= self._branch.stop_update)
+        result.delivered = int(rows.sum())
+        result.rewound = int(rows[rewound].sum())
+        result.beyond = int(rows[beyond].sum())
+        survives = ~(rewound | beyond)
+        self._check_sequence(log.commits, np.flatnonzero(survives), records)
+        records = records.take(survives)
+        records = records.take(self._check_possible(records))
+        is_expected, keys = self._match(records)
+        found[keys[is_expected]] = True
+        extra = records.take(~is_expected)
+        self._change(extra.start, extra.stride, extra.count - extra.padding, 1)
+        self._check_filler(records)
+        self._check_digests(records)
+
+    def _rewound(self, log: RankLog) -> Mask:
+        """Which deliveries a later rewind of the file discards: (n,) bool."""
+        rewinds, update = log.rewinds, log.deliveries.update
+        committed = self._first + np.minimum(rewinds.after_commits, self._result.known_stop - self._first)
+        is_good = rewinds.update >= committed
+        if not is_good.all():
+            where = int(np.argmin(is_good))
+            self._issue(
+                "RD303",
+                f"a rewind to update {int(committed[where])} or later, the first one not committed",
+                f"one to update {int(rewinds.update[where])}",
+                rewinds.update[~is_good],
+            )
+        after, target = rewinds.after[is_good], rewinds.update[is_good]
+        # lowest[i]: the earliest update that rewind i or a later one goes back to
+        lowest = np.append(np.minimum.accumulate(target[::-1])[::-1], np.iinfo(np.int64).max)
+        next_rewind = np.searchsorted(after, np.arange(update.size), side="right")
+        rewound: Mask = lowest[next_rewind] <= update
+        return rewound
+
+    def _check_sequence(self, commits: Commits, places: Vector, records: Deliveries) -> None:
+        """Deliveries ascend, and come before the commit of their update; places: (k,) int64 in the file."""
+        update, index = records.update[places], records.index[places]
+        descends = (np.diff(update) < 0) | ((np.diff(update) == 0) & (np.diff(index) < 0))
+        number = update - self._first
+        committed = (number >= 0) & (number < self._result.known_stop - self._first)
+        late = places[committed] >= commits.after[number[committed]]
+        updates = np.concatenate((update[1:][descends], update[committed][late]))
+        if updates.size:
+            self._issue(
+                "RD205",
+                "microbatches one after another, each before the commit of its update",
+                f"one of update {int(updates[0])} after a later one, or after the commit",
+                updates,
+            )
+
+    def _check_possible(self, records: Deliveries) -> Mask:
+        """Which records hold numbers that a run can reach: (n,) bool."""
+        claim = self._branch.claim
+        possible = is_possible(
+            records.start, records.stride, records.count, records.padding, count_max=claim.microbatch
+        )
+        possible &= records.update >= self._first
+        if not possible.all():
+            where = int(np.argmin(possible))
+            self._result.unverified += int(np.minimum(records.count[~possible], claim.microbatch).sum())
+            self._issue(
+                "RD207",
+                f"an update from {self._first} on, with at most {claim.microbatch} rows below position 2^62",
+                _describe(records, where),
+                records.update[~possible],
+            )
+        return possible
+
+    def _match(self, records: Deliveries) -> tuple[Mask, Vector]:
+        """Which records are what was expected, each microbatch once: (n,) bool, and keys (n,) int64."""
+        number = records.update - self._first
+        known_index = records.index < self._num_microbatches[number]
+        keys = np.where(known_index, self._key_base[number] + records.index, -1)
+        share = self._branch.shares(self._rank, records.update, np.where(known_index, records.index, 0))
+        one_row = records.count <= 1
+        fits = known_index & (records.count == share.num_rows) & (records.padding == share.padding)
+        fits &= (records.start == share.start) | (records.count == 0)
+        fits &= (records.stride == self._branch.claim.num_replicas) | one_row
+        if not fits.all():
+            self._report_misfits(records, share, fits, known_index)
+        is_first = np.zeros(fits.shape, np.bool_)
+        places = np.flatnonzero(fits)
+        is_first[places[np.unique(keys[places], return_index=True)[1]]] = True
+        repeats = fits & ~is_first
+        if repeats.any():
+            where = int(np.argmax(repeats))
+            self._issue("RD202", "each microbatch once", _describe(records, where) + " again", records.update[repeats])
+        return is_first, keys
+
+    def _report_misfits(self, records: Deliveries, share: Shares, fits: Mask, known_index: Mask) -> None:
+        where = int(np.argmin(fits))
+        number = records.update - self._first
+        expected = f"an index below {int(self._num_microbatches[number[where]])}"
+        if known_index[where]:
+            expected = (
+                f"{int(share.num_rows[where])} rows from position {int(share.start[where])} in steps of "
+                f"{self._branch.claim.num_replicas}, {int(share.padding[where])} of them padding"
+            )
+        self._issue("RD203", expected, _describe(records, where), records.update[~fits])
+
+    def _check_filler(self, records: Deliveries) -> None:
+        room = np.maximum(self._branch.claim.microbatch - records.count, 0)
+        bad = (records.filler > room) | ((records.count == 0) & (records.filler == 0))
+        if bad.any():
+            where = int(np.argmax(bad))
+            expected = f"at most {int(room[where])} filler rows, and one at least where there is no other row"
+            found = f"{int(records.filler[where])} filler rows in {_describe(records, where)}"
+            self._issue("RD206", expected, found, records.update[bad])
+
+    def _check_digests(self, records: Deliveries) -> None:
+        """Recompute each record's digest from the order."""
+        branch = self._branch
+        if branch.order is None:
+            return
+        records = records.take(records.count > 0)
+        wrap_at = None
+        if branch.stretch.recipe.tail == "pad":
+            length = branch.stretch.recipe.length
+            wrap_at = (branch.stretch.spans(records.update).start // length + 1) * length
+        expected = digests(branch.order, records.start, records.stride, records.count, wrap_at)
+        differs = expected != records.digest
+        if differs.any():
+            where = int(np.argmax(differs))
+            self._result.unverified += int((records.count - records.padding)[differs].sum())
+            self._issue(
+                "RD204",
+                f"digest {int(expected[where]):016x}, of the order's IDs",
+                f"{int(records.digest[where]):016x} in {_describe(records, where)}",
+                records.update[differs],
+            )
+
+    def _check_missing(self, found: Mask) -> None:
+        """Expected microbatches without a record: never delivered, or lost with the rest of the file."""
+        keys = np.flatnonzero(~found)
+        if not keys.size and self._result.known_stop >= self._branch.stop_update:
+            return
+        number = np.searchsorted(self._key_base, keys, side="right") - 1
+        update = number + self._first
+        share = self._branch.shares(self._rank, update, keys - self._key_base[number])
+        num_samples = share.num_rows - share.padding
+        is_known = update < self._result.known_stop
+        self._result.lost = int(num_samples[~is_known].sum())
+        if is_known.any():
+            where = int(np.argmax(is_known))
+            expected = f"{int(share.num_rows[where])} rows from position {int(share.start[where])}"
+            self._issue("RD201", expected, "no record of them, and later ones that are whole", update[is_known])
+        stride = np.full(keys.size, self._branch.claim.num_replicas, np.int64)
+        self._change(share.start[is_known], stride[is_known], num_samples[is_known], -1)
+
+    def _change(self, start: Vector, stride: Vector, count: Vector, sign: int) -> None:
+        holds = count > 0
+        if holds.any():
+            self._result.changes.append(Change(start[holds], stride[holds], count[holds], sign))
+
+    def _issue(self, code: str, expected: str, found: str, updates: Vector | list[int]) -> None:
+        first, last, count = int(np.min(updates)), int(np.max(updates)), len(updates)
+        self._result.issues.append(Issue(code, self._rank, expected, found, count, first, last))
+
+
+def _describe(records: Deliveries, where: int) -> str:
+    return (
+        f"update {int(records.update[where])}, microbatch {int(records.index[where])}: {int(records.count[where])} "
+        f"rows from position {int(records.start[where])} in steps of {int(records.stride[where])}, "
+        f"{int(records.padding[where])} of them padding"
+    )

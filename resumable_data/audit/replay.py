@@ -1,0 +1,181 @@
+"""From a cursor back to its history: the stretches of updates between declared changes of the recipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.audit.findings import finding
+from resumable_data.audit.updates import Stretch
+from resumable_data.cursor import Recipe, RecipeChange, compare_recipes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resumable_data.audit.findings import Finding
+    from resumable_data.cursor import Cursor, Migration
+
+UNKNOWN_EPOCHS = -1
+_REACHABLE = 1 << 61
+_COUNTED = ("epoch", "offset", "samples", "padding", "dropped")
+
+
+class Replay:
+    """Counts on from a cursor, in closed form, through migrations.
+
+    Args:
+        recipe: The recipe in effect.
+        start: The cursor to count on from; None begins a run.
+        epochs: Epochs of the whole run, None without an end; `UNKNOWN_EPOCHS` where it may have been any number,
+            and been extended.
+
+    Attributes:
+        stretches: One per recipe, oldest first.
+        counted: What a cursor would hold now, of the fields epoch, offset, samples, padding and dropped.
+        update: Index of the next update.
+    """
+
+    def __init__(self, recipe: Recipe, start: Cursor | None = None, *, epochs: int | None = UNKNOWN_EPOCHS) -> None:
+        self.counted = {name: getattr(start, name) if start else 0 for name in _COUNTED}
+        self.update = start.updates if start else 0
+        self.stretches: list[Stretch] = []
+        self._epochs = epochs
+        self._begin(recipe)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe in effect."""
+        return self.stretches[-1].recipe
+
+    def advance(self, stop_update: int, *, position: int) -> None:
+        """Count the updates before `stop_update`; `position` is where they are said to have led."""
+        stretch, counted = self.stretches[-1], self.counted
+        length, batch = stretch.recipe.length, stretch.recipe.global_batch
+        num_updates = stop_update - self.update
+        if num_updates == 0:
+            return
+        epoch, offset, _ = stretch.place_after(num_updates)
+        if self._epochs == UNKNOWN_EPOCHS and self._may_have_led_to(position, num_updates):
+            epoch, offset = divmod(position, length)
+        passed = epoch * length + offset - (counted["epoch"] * length + counted["offset"])
+        num_samples = num_updates * batch if stretch.recipe.tail == "drop" else passed
+        counted["epoch"], counted["offset"] = epoch, offset
+        counted["samples"] += num_samples
+        counted["dropped"] += passed - num_samples
+        counted["padding"] += num_updates * batch - num_samples if stretch.recipe.tail == "pad" else 0
+        self.update = stop_update
+
+    def migrate(self, recipe: Recipe) -> None:
+        """Go on under another recipe."""
+        self._begin(recipe)
+        place = self.stretches[-1].schedule.settle(self.counted["epoch"], self.counted["offset"])
+        self.counted["epoch"], self.counted["offset"] = place.epoch, place.offset
+        self.counted["dropped"] += place.dropped
+
+    def differences(self, cursor: Cursor) -> str:
+        """Fields in which a cursor differs from what was counted, with both values; empty where it does not."""
+        return ", ".join(
+            f"{name} {getattr(cursor, name)} in place of {value}"
+            for name, value in self.counted.items()
+            if getattr(cursor, name) != value
+        )
+
+    def _begin(self, recipe: Recipe) -> None:
+        epochs = None if self._epochs == UNKNOWN_EPOCHS else self._epochs
+        self.stretches.append(Stretch(recipe, self.counted["epoch"], self.counted["offset"], self.update, epochs))
+
+    def _may_have_led_to(self, position: int, num_updates: int) -> bool:
+        """Whether so many updates may have led to `position` where runs that ended there cut updates short.
+
+        With ``"carry"`` a run's last update is short, and the run may have been extended afterwards.
+        """
+        stretch = self.stretches[-1]
+        length, batch = stretch.recipe.length, stretch.recipe.global_batch
+        passed = position - stretch.position
+        if stretch.recipe.tail != "carry" or passed < 0:
+            return False
+        fewest = -(-passed // batch)
+        num_ends = position // length - stretch.position // length
+        is_whole = passed == num_updates * batch
+        return is_whole or (num_ends > 0 and fewest <= num_updates < fewest + num_ends)
+
+
+def is_reachable(cursor: Cursor) -> bool:
+    """Whether its numbers are small enough to count with in int64; any real run's are."""
+    counters = (cursor.updates, cursor.position, cursor.samples, cursor.padding, cursor.dropped)
+    batches = [cursor.recipe.global_batch] + [
+        value
+        for migration in cursor.migrations
+        for change in migration.changes
+        for value in (change.saved, change.now)
+        if change.field == "global_batch"
+    ]
+    positions = [migration.position for migration in cursor.migrations]
+    if not all(isinstance(batch, int) and 1 <= batch <= _REACHABLE for batch in batches):
+        return False
+    return (
+        max(*counters, *positions, cursor.recipe.length) <= _REACHABLE
+        and min([0, *positions]) >= 0
+        and cursor.updates * max(int(batch) for batch in batches if batch) <= _REACHABLE
+    )
+
+
+def replay_cursor(cursor: Cursor) -> tuple[Replay, list[Finding]]:
+    """Count from the beginning of the run to a cursor, and hold the result against it."""
+    recipe = cursor.recipe
+    for migration in reversed(cursor.migrations):
+        recipe = _changed(recipe, migration.changes, backwards=True)
+    replay = Replay(recipe)
+    findings = _replay_migrations(replay, cursor, cursor.migrations)
+    if not findings and replay.differences(cursor):
+        findings = [
+            finding("RD404", "cursor", expected=_counted_from_updates(cursor), found=replay.differences(cursor))
+        ]
+    return replay, findings
+
+
+def check_successor(before: Cursor, after: Cursor, *, epochs: int | None, where: str) -> list[Finding]:
+    """Hold a cursor against an earlier one of the same history, of a run of so many epochs."""
+    if after.updates < before.updates:
+        expected = f"at least the {before.updates} updates of the attempt that it goes on from"
+        return [finding("RD401", where, expected=expected, found=f"{after.updates} updates")]
+    if after.migrations[: len(before.migrations)] != before.migrations:
+        return [
+            finding("RD401", where, expected="the migrations of the attempt it goes on from", found="other migrations")
+        ]
+    replay = Replay(before.recipe, before, epochs=epochs)
+    findings = _replay_migrations(replay, after, after.migrations[len(before.migrations) :])
+    if not findings and replay.differences(after):
+        findings = [finding("RD401", where, expected=_counted_from_updates(after), found=replay.differences(after))]
+    return [msgspec.structs.replace(one, where=where) for one in findings]
+
+
+def _counted_from_updates(cursor: Cursor) -> str:
+    return f"the place and counts that its {cursor.updates} updates lead to"
+
+
+def _replay_migrations(replay: Replay, cursor: Cursor, migrations: Sequence[Migration]) -> list[Finding]:
+    """Count on to the cursor's updates, through migrations."""
+    for migration in migrations:
+        if not replay.update <= migration.update <= cursor.updates:
+            expected = f"a migration before update {replay.update} to {cursor.updates}"
+            return [finding("RD404", "cursor", expected=expected, found=f"one before update {migration.update}")]
+        replay.advance(migration.update, position=migration.position)
+        replay.migrate(_changed(replay.recipe, migration.changes))
+    replay.advance(cursor.updates, position=cursor.position)
+    changes = compare_recipes(replay.recipe, cursor.recipe)
+    if changes:
+        fields = ", ".join(f"{change.field} {change.saved!r} to {change.now!r}" for change in changes)
+        return [finding("RD402", "cursor", expected="a declared migration for each change", found=fields)]
+    return []
+
+
+def _changed(recipe: Recipe, changes: Sequence[RecipeChange], *, backwards: bool = False) -> Recipe:
+    """The recipe with changes made, or unmade. Changes of unknown fields are left out, and found later."""
+    values = {
+        change.field: change.saved if backwards else change.now
+        for change in changes
+        if change.field in ("global_batch", "tail", "normalize", "fingerprint")
+    }
+    return msgspec.structs.replace(recipe, **values)

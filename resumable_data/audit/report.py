@@ -1,0 +1,135 @@
+"""The audit's result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from resumable_data.audit.findings import MISSING_EVIDENCE, VIOLATION, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCHEMA_VERSION = 1
+PROVEN = "proven"
+VIOLATED = "violated"
+UNPROVEN = "unproven"
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """A count of samples that evidence leaves open: at least `low`, at most `high` (None: unknown)."""
+
+    low: int
+    high: int | None
+
+    def __add__(self, other: Bounds) -> Bounds:
+        high = None if self.high is None or other.high is None else self.high + other.high
+        return Bounds(self.low + other.low, high)
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return str(self.low)
+        return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
+
+
+NOTHING = Bounds(0, 0)
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of the job.
+
+    Attributes:
+        attempt: Its number.
+        parent: The attempt it goes on from, 0 for none.
+        num_replicas: Data-parallel ranks.
+        microbatch: Largest microbatch of a rank, rows.
+        global_batch: Rows of one update.
+        first_update: The update it starts at.
+        stop_update: Its updates [first_update, stop_update) are in the surviving history.
+        skipped: How many of those the optimizer skipped.
+        delivered: Samples handed to training loops, all ranks, repeats after rewinds included.
+        discarded: Samples delivered and rolled back.
+        in_flight: Samples delivered and not committed yet; of the newest attempt only.
+    """
+
+    attempt: int
+    parent: int
+    num_replicas: int
+    microbatch: int
+    global_batch: int
+    first_update: int
+    stop_update: int
+    skipped: int
+    delivered: int
+    discarded: Bounds
+    in_flight: int
+
+
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an audit says. `to_json` and `to_text` show it.
+
+    Attributes:
+        subject: ``"ledger"`` or ``"cursor"``.
+        path: What was audited.
+        verdict: ``"proven"``: each committed sample was delivered exactly once, within the bounds asked for.
+            ``"violated"``: it was not, or the evidence contradicts itself. ``"unproven"``: evidence is missing.
+        run_id: The run.
+        updates: Updates in the surviving history.
+        skipped: How many of them the optimizer skipped.
+        position: Place of the next sample, ``epoch * N + offset``; all before it was audited.
+        epoch: Epoch of the next sample.
+        offset: Place of the next sample in its epoch.
+        samples: Samples committed.
+        padding: Rows committed that repeat a sample to fill an update.
+        dropped: Samples skipped at the ends of epochs, as the recipe declares.
+        replayed: Samples more than once in the surviving history; each repeat counts.
+        omitted: Samples in its range that were never delivered.
+        discarded: Samples delivered and rolled back by a restart.
+        in_flight: Samples delivered and not committed yet.
+        attempts: All launches, oldest first.
+        findings: What was found, violations first.
+    """
+
+    subject: str
+    path: str
+    verdict: str
+    run_id: str
+    updates: int
+    skipped: int
+    position: int
+    epoch: int
+    offset: int
+    samples: int
+    padding: int
+    dropped: int
+    replayed: Bounds
+    omitted: Bounds
+    discarded: Bounds = NOTHING
+    in_flight: int = 0
+    attempts: tuple[AttemptReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def exit_code(self) -> int:
+        """0 where the verdict is ``"proven"``, else 1."""
+        return 0 if self.verdict == PROVEN else 1
+
+    def to_json(self) -> bytes:
+        """The report as JSON; `schema_version` says which fields there are."""
+        return msgspec.json.encode(self)
+
+    def to_text(self) -> str:
+        """The report for people."""
+        from resumable_data.audit.text import format_report
+
+        return format_report(self)
+
+
+def judge(findings: Iterable[Finding]) -> str:
+    """The verdict that findings lead to."""
+    severities = {finding.severity for finding in findings}
+    if VIOLATION in severities:
+        return VIOLATED
+    return UNPROVEN if MISSING_EVIDENCE in severities else PROVEN

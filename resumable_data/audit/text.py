@@ -1,0 +1,82 @@
+"""An audit's report for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from resumable_data.audit.findings import SEVERITIES
+
+if TYPE_CHECKING:
+    from resumable_data.audit.findings import Finding
+    from resumable_data.audit.report import AttemptReport, AuditReport
+
+_EXPLAINED = {
+    "proven": "every committed sample was delivered exactly once",
+    "violated": "the surviving history is not what the recipe says",
+    "unproven": "evidence is missing",
+}
+_COLUMNS = ("attempt", "parent", "ranks", "microbatch", "updates", "delivered", "discarded", "in flight")
+
+
+def format_report(report: AuditReport) -> str:
+    """The verdict, the counts, a table of attempts, and the findings with their remedies."""
+    explained = _EXPLAINED[report.verdict]
+    if report.verdict == "proven" and (report.replayed.low or report.omitted.low):
+        explained = "replayed and omitted samples are within the declared bounds"
+    lines = [f"{report.verdict.upper()}: {explained}", ""]
+    lines += [f"  {name:<10} {value}" for name, value in _counts(report)]
+    if report.attempts:
+        lines += ["", *_table(report.attempts)]
+    for finding in sorted(report.findings, key=lambda f: SEVERITIES.index(f.severity)):
+        lines += ["", *_finding(finding)]
+    return "\n".join(lines)
+
+
+def _counts(report: AuditReport) -> list[tuple[str, str]]:
+    skipped = f", {report.skipped} of them skipped by the optimizer" if report.skipped else ""
+    counts = [
+        (report.subject, report.path),
+        ("run", report.run_id or "(none)"),
+        ("updates", f"{report.updates}{skipped}"),
+        ("samples", f"{report.samples}, up to epoch {report.epoch}, offset {report.offset}"),
+        ("replayed", str(report.replayed)),
+        ("omitted", str(report.omitted)),
+    ]
+    if report.subject == "ledger":
+        counts += [("discarded", str(report.discarded)), ("in flight", str(report.in_flight))]
+    if report.dropped:
+        counts.append(("dropped", f'{report.dropped}, as tail="drop" declares'))
+    if report.padding:
+        counts.append(("padding", f'{report.padding} rows, as tail="pad" declares'))
+    return counts
+
+
+def _table(attempts: tuple[AttemptReport, ...]) -> list[str]:
+    rows = [_COLUMNS, *(_row(attempt) for attempt in attempts)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _row(attempt: AttemptReport) -> tuple[str, ...]:
+    first, stop = attempt.first_update, attempt.stop_update
+    return (
+        str(attempt.attempt),
+        str(attempt.parent or "-"),
+        str(attempt.num_replicas),
+        str(attempt.microbatch),
+        f"{first}-{stop - 1}" if stop > first else "none",
+        str(attempt.delivered),
+        str(attempt.discarded),
+        str(attempt.in_flight),
+    )
+
+
+def _finding(finding: Finding) -> list[str]:
+    times = f" ({finding.count} times)" if finding.count > 1 else ""
+    return [
+        f"{finding.code} {finding.severity}: {finding.title}{times}",
+        f"  where     {finding.where}",
+        f"  expected  {finding.expected}",
+        f"  found     {finding.found}",
+        f"  remedy    {finding.remedy}",
+    ]

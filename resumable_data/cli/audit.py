@@ -1,0 +1,75 @@
+"""``resumable-data audit``: what a run was really trained on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.cursor import STATE_NUM_BYTES, Cursor, decode_cursor
+from resumable_data.errors import StateError, UsageError
+
+if TYPE_CHECKING:
+    from resumable_data.audit import AuditReport
+
+_CURSOR_BYTES_MAX = 1 << 20
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="prove from a ledger, or from a cursor alone, what a run was trained on",
+        description="Says proven, violated or unproven, with the samples replayed, omitted and discarded.",
+        epilog="exit codes: 0 proven, 1 violated or unproven, 2 usage, 3 a file is damaged or cannot be read",
+    )
+    parser.add_argument("ledger", nargs="?", type=Path, metavar="PATH", help="the ledger's directory")
+    parser.add_argument("--cursor", type=Path, metavar="FILE", help="a cursor as JSON, instead of a ledger")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    for name, default, meaning in (
+        ("replayed", 0, "in the surviving history more than once"),
+        ("omitted", 0, "missing from the surviving history"),
+        ("discarded", None, "delivered and rolled back (default: any number)"),
+    ):
+        help_text = f"allow N samples to be {meaning}"
+        parser.add_argument(f"--max-{name}", type=_count, default=default, metavar="N", help=help_text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audit, print the report, and return the exit code."""
+    if (args.ledger is None) == (args.cursor is None):
+        raise UsageError("audit takes either the PATH of a ledger or --cursor FILE, and not both")
+    report = _audit(args)
+    print(report.to_json().decode() if args.json else report.to_text())
+    return report.exit_code
+
+
+def _audit(args: argparse.Namespace) -> AuditReport:
+    if args.cursor is not None:
+        return audit_cursor(_read_cursor(args.cursor), path=str(args.cursor))
+    return audit_ledger(
+        args.ledger,
+        max_replayed=args.max_replayed,
+        max_omitted=args.max_omitted,
+        max_discarded=args.max_discarded,
+    )
+
+
+def _read_cursor(path: Path) -> Cursor:
+    """A cursor as JSON, or in its fixed-size form."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_CURSOR_BYTES_MAX)
+    except OSError as error:
+        raise StateError(f"cannot read the cursor {path}: {error.strerror}. Nothing was audited.") from error
+    if len(data) == STATE_NUM_BYTES and not data.lstrip().startswith(b"{"):
+        return decode_cursor(data)
+    return Cursor.from_json(data)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value

@@ -1,0 +1,204 @@
+"""Histories without a fault, of all shapes: no finding, and counts equal to plain Python's."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.cursor import Recipe
+from resumable_data.order import Sequential, Shuffle
+from resumable_data.plan import TAILS
+from tests.unit.audit.simulator import Checkpoint, Killed, Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from resumable_data.audit import AuditReport
+
+
+def make_recipe(length: int, batch: int, tail: str, seed: int | None = 3) -> Recipe:
+    order = Sequential(length) if seed is None else Shuffle(length, seed=seed)
+    return Recipe(order=order.describe(), global_batch=batch, tail=tail)
+
+
+def assert_clean(run: Run, report: AuditReport) -> None:
+    assert report.findings == ()
+    assert report.verdict == "proven"
+    assert (report.replayed.low, report.replayed.high) == (0, 0)
+    assert (report.omitted.low, report.omitted.high) == (0, 0)
+    assert set(run.trained.values()) <= {1}
+    assert report.samples == run.trained.total()
+    assert report.in_flight == run.in_flight
+    assert report.discarded.low == run.delivered.total() - run.trained.total() - run.in_flight
+    assert (report.updates, report.skipped) == (run.cursor.updates, run.cursor.skipped)
+    assert (report.position, report.padding) == (run.cursor.position, run.cursor.padding)
+    assert report.dropped == run.cursor.dropped
+    assert sum(attempt.delivered for attempt in report.attempts) == run.delivered.total()
+
+
+def live_through(run: Run, rng: random.Random) -> None:
+    """One launch after another, each with its own ranks and its own end."""
+    saved: list[Checkpoint] = []
+    for _ in range(rng.randint(1, 4)):
+        start = rng.choice([*saved, saved[-1]]) if saved and rng.random() < 0.9 else None
+        recipe = None
+        if start and rng.random() < 0.3:
+            recipe = make_recipe(run.recipe.length, rng.randint(1, run.recipe.length), rng.choice(TAILS))
+        run.launch(start, num_replicas=rng.randint(1, 6), microbatch=rng.randint(1, 5), recipe=recipe)
+        if start is None:
+            saved.clear()
+        try:
+            live_one_launch(run, rng, saved)
+            run.close()
+        except Killed:
+            run.kill()
+        run.kill_at = None
+
+
+def live_one_launch(run: Run, rng: random.Random, saved: list[Checkpoint]) -> None:
+    for _ in range(rng.randint(0, 6)):
+        while rng.random() < 0.2:
+            run.deliver(stop_after=rng.randint(0, 2))
+            run.rewind()
+        if rng.random() < 0.1:
+            run.kill_at = rng.randint(0, 12)
+        if not run.deliver():
+            return
+        run.kill_at = None
+        if rng.random() < 0.1 and run.claim.num_replicas > 1:
+            run.commit(ranks=rng.randint(1, run.claim.num_replicas - 1))
+        run.commit(applied=rng.random() < 0.9)
+        if rng.random() < 0.5:
+            saved.append(run.checkpoint(agree=rng.random() < 0.7))
+
+
+@settings(max_examples=100)
+@given(
+    rng=st.randoms(use_true_random=False),
+    length=st.integers(1, 40),
+    batch=st.integers(1, 30),
+    tail=st.sampled_from(TAILS),
+    epochs=st.none() | st.integers(1, 3),
+)
+def test_no_history_of_restarts_leads_to_a_finding(
+    tmp_path_factory: pytest.TempPathFactory,
+    rng: random.Random,
+    length: int,
+    batch: int,
+    tail: str,
+    epochs: int | None,
+) -> None:
+    """Kills, rewinds, skips, old checkpoints, new rank sets and declared migrations are all proven."""
+    batch = min(batch, length) if tail == "drop" else batch
+    run = Run(tmp_path_factory.mktemp("run") / "ledger", make_recipe(length, batch, tail), epochs)
+    live_through(run, rng)
+    assert_clean(run, audit_ledger(run.path))
+    cursor = run.checkpoint().cursor
+    report = audit_cursor(cursor)
+    assert {finding.code for finding in report.findings} <= {"RD405"}
+    has_gap = sum(span.stop - span.start for span in cursor.coverage) < cursor.position
+    assert report.verdict == "proven" or has_gap
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_restart_on_other_ranks_is_proven(tmp_path: Path, tail: str) -> None:
+    """4 ranks, then 3, then 2, at positions that divide nothing."""
+    run = Run(tmp_path / "ledger", make_recipe(23, 10, tail), epochs=3)
+    run.launch(None, num_replicas=4, microbatch=2)
+    run.train(2)
+    run.deliver(stop_after=1)
+    run.kill()
+    first = run.checkpoint()
+    run.launch(first, num_replicas=3, microbatch=2)
+    run.train(1)
+    second = run.checkpoint()
+    run.train(1)
+    run.kill()
+    run.launch(second, num_replicas=2, microbatch=5)
+    run.train(50)
+    run.close()
+    report = audit_ledger(run.path)
+    assert_clean(run, report)
+    assert [attempt.parent for attempt in report.attempts] == [0, 1, 2]
+    assert report.discarded.low > 0
+    assert audit_cursor(run.checkpoint().cursor).verdict == "proven"
+
+
+def test_two_attempts_from_one_checkpoint(tmp_path: Path) -> None:
+    """The newest one survives; what the other delivered is discarded."""
+    run = Run(tmp_path / "ledger", make_recipe(50, 8, "carry"))
+    run.launch(None, num_replicas=2, microbatch=2)
+    run.train(2)
+    saved = run.checkpoint()
+    run.close()
+    for _ in range(2):
+        run.launch(saved, num_replicas=3, microbatch=2)
+        run.train(3)
+        run.close()
+    report = audit_ledger(run.path)
+    assert_clean(run, report)
+    assert [attempt.discarded.low for attempt in report.attempts] == [0, 24, 0]
+
+
+def test_restart_from_scratch_discards_everything_before(tmp_path: Path) -> None:
+    """A job without a checkpoint begins again at update 0; the first launch counts as discarded."""
+    run = Run(tmp_path / "ledger", make_recipe(50, 8, "carry"))
+    for _ in range(2):
+        run.launch(None, num_replicas=2, microbatch=2)
+        run.train(2)
+        run.kill()
+    report = audit_ledger(run.path)
+    assert_clean(run, report)
+    assert report.discarded.low == 16
+
+
+def test_an_attempt_that_never_committed_is_proven_empty(tmp_path: Path) -> None:
+    """Deliveries without a commit are in flight, and nothing is claimed about them."""
+    run = Run(tmp_path / "ledger", make_recipe(50, 8, "carry"))
+    run.launch(None, num_replicas=2, microbatch=2)
+    run.deliver(stop_after=1)
+    run.kill()
+    report = audit_ledger(run.path)
+    assert_clean(run, report)
+    assert (report.updates, report.in_flight) == (0, 4)
+
+
+def test_kill_between_the_commits_of_two_ranks(tmp_path: Path) -> None:
+    """An update that not all ranks recorded as committed is in flight."""
+    run = Run(tmp_path / "ledger", make_recipe(50, 8, "carry"))
+    run.launch(None, num_replicas=4, microbatch=2)
+    run.train(2)
+    run.deliver()
+    with pytest.raises(Killed):
+        run.commit(ranks=3)
+    run.kill()
+    assert_clean(run, audit_ledger(run.path))
+
+
+def test_full_ids_are_proven_too(tmp_path: Path) -> None:
+    """A ledger that keeps the IDs themselves gives the same report."""
+    run = Run(tmp_path / "ledger", make_recipe(23, 10, "pad"), ids="full")
+    run.launch(None, num_replicas=3, microbatch=2)
+    run.train(7)
+    run.close()
+    assert_clean(run, audit_ledger(run.path))
+
+
+def test_extended_run_is_proven(tmp_path: Path) -> None:
+    """With carry, a run's last update is short; the run may be extended after it."""
+    run = Run(tmp_path / "ledger", make_recipe(23, 10, "carry"), epochs=1)
+    run.launch(None, num_replicas=3, microbatch=2)
+    run.train(10)
+    saved = run.checkpoint()
+    run.close()
+    run.epochs = 2
+    run.launch(saved, num_replicas=2, microbatch=2)
+    run.train(10)
+    run.close()
+    assert_clean(run, audit_ledger(run.path))
+    assert audit_cursor(run.checkpoint().cursor).verdict == "proven"
