@@ -10,7 +10,7 @@ from resumable_data.cursor.coverage import (
     sum_lanes,
 )
 from resumable_data.cursor.cursor import Committed, Cursor, Migration
-from resumable_data.cursor.recipe import Recipe, RecipeChange, compare_recipes, describe_changes
+from resumable_data.cursor.recipe import Recipe, RecipeChange, check_allowed, compare_recipes, describe_changes
 from resumable_data.cursor.resume import resume_cursor
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Recipe",
     "RecipeChange",
     "add_lanes",
+    "check_allowed",
     "compare_recipes",
     "decode_cursor",
     "describe_changes",

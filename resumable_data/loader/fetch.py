@@ -21,6 +21,7 @@ class FetchRequest(NamedTuple):
     """What a worker is asked for: IDs as the bytes of int64, and what an error needs to name a position."""
 
     ids: bytes
+    num_padding: int
     num_filler: int
     filler_id: int
     start: int
@@ -95,9 +96,14 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
 
 def _unreadable(ids: list[int], row: int, request: FetchRequest, error: Exception) -> SampleReadError:
     num_rows = len(ids) - request.num_filler
-    place = f"position {request.start + request.stride * row}" if row < num_rows else "a filler row"
+    if row >= num_rows:
+        place = "repeated as a filler row"
+    elif row >= num_rows - request.num_padding:
+        place = "repeated as a padding row"
+    else:
+        place = f"position {request.start + request.stride * row} of the run"
     return SampleReadError(
-        f"sample {ids[row]} ({place} of the run) cannot be read: {type(error).__name__}: {error}. The cursor did not "
+        f"sample {ids[row]} ({place}) cannot be read: {type(error).__name__}: {error}. The cursor did not "
         "move: mend the sample and resume from the last checkpoint, nothing is skipped."
     )
 
@@ -124,7 +130,7 @@ class RequestQueue:
         for rows in self._rows:
             ids = rows.ids.tobytes()
             pending.append((rows, xxhash.xxh3_64_intdigest(ids)))
-            yield FetchRequest(ids, rows.num_filler, rows.filler_id, rows.start, rows.stride)
+            yield FetchRequest(ids, rows.num_padding, rows.num_filler, rows.filler_id, rows.start, rows.stride)
 
 
 def check_dataset(dataset: Any) -> int:

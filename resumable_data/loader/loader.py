@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
-from resumable_data.cursor import Cursor, Recipe, resume_cursor
+from resumable_data.cursor import Cursor, Recipe, check_allowed, encode_cursor, resume_cursor
 from resumable_data.errors import CommitError, SampleReadError, StaleIteratorError, UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.dataloader import WorkerSeeds, make_dataloader
@@ -114,7 +114,7 @@ class ResumableLoader:
         )
         self._weight = LossWeight(
             normalize=normalize,
-            factor=loss_factor(gradient_reduction, reduction_size or topology.num_replicas),
+            factor=loss_factor(gradient_reduction, _default(reduction_size, topology.num_replicas)),
             targets=None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length),
         )
         self._settings = JobSettings(
@@ -131,11 +131,14 @@ class ResumableLoader:
             normalize=normalize,
             fingerprint=fingerprint,
         )
-        self._schedule = Cursor(recipe=self._recipe).schedule(epochs)
-        self._session = Session(Cursor(recipe=self._recipe), self._settings)
+        start = Cursor(recipe=self._recipe)
+        encode_cursor(start)  # what a checkpoint cannot hold is better found now than at the first save
+        self._schedule = start.schedule(epochs)
+        self._session = Session(start, self._settings)
         self._iteration = 0
         self._requests = RequestQueue()
-        self._seed_workers = None if "generator" in options else WorkerSeeds(seed, topology.rank)
+        self._fetched: Iterator[Fetched] | None = None
+        self._seed_workers = WorkerSeeds(seed, topology.rank) if options.get("generator") is None else None
         if self._seed_workers is not None:
             options["generator"] = self._seed_workers.generator
         self._dataloader: torch.utils.data.DataLoader[Fetched] | None = make_dataloader(
@@ -158,7 +161,7 @@ class ResumableLoader:
             CommitError: Many updates were delivered and none committed.
         """
         self._check_open()
-        self._iteration += 1
+        self._make_stale()
         self._session.rewind()
         return self._iterate(self._iteration)
 
@@ -166,21 +169,29 @@ class ResumableLoader:
         self._check_current(iteration)
         session, pending = self._session, self._requests.start(self._rows())
         session.begin()
-        fetched = iter(self._check_open())
-        while True:
-            self._check_current(iteration)
-            try:
-                data, digest = next(fetched)
-            except StopIteration:
-                return
-            rows, expected = pending.popleft()
-            if digest != expected:
-                raise SampleReadError(
-                    f"a worker read other samples than the {len(rows.ids)} it was asked for in update {rows.update}, "
-                    f"microbatch {rows.microbatch}. The cursor did not move; this machine's memory may be at fault."
-                )
-            session.deliver(rows, digest)
-            yield Microbatch(data, rows)
+        # kept by the loader, not by this generator: to let go of it ends the workers, whoever holds this generator
+        self._fetched = iter(self._check_open())
+        try:
+            while fetched := self._fetch(iteration):
+                rows, expected = pending.popleft()
+                if fetched.digest != expected:
+                    raise _other_samples(rows)
+                session.deliver(rows, fetched.digest)
+                yield Microbatch(fetched.data, rows)
+        finally:
+            if iteration == self._iteration:
+                self._fetched = None
+
+    def _fetch(self, iteration: int) -> Fetched | None:
+        """The next microbatch of an iterator that must be the current one; None at the run's end."""
+        self._check_current(iteration)
+        assert self._fetched is not None
+        return next(self._fetched, None)
+
+    def _make_stale(self) -> None:
+        """Make all iterators invalid, and end their workers where these are not persistent."""
+        self._iteration += 1
+        self._fetched = None
 
     def _rows(self) -> Iterator[MicrobatchRows]:
         """This rank's rows from the cursor on."""
@@ -202,7 +213,9 @@ class ResumableLoader:
 
         Raises:
             CommitError: The update's last microbatch was not delivered.
+            UsageError: The loader is closed.
         """
+        self._check_open()
         self._session.commit(applied=applied)
 
     def _commit_update(self, *, update: int, applied: bool) -> None:
@@ -255,16 +268,18 @@ class ResumableLoader:
                 is empty or None.
 
         Raises:
+            UsageError: `state` is no mapping, or `allow` names what cannot be allowed.
             MissingStateError: `state` has no cursor, and a fresh start is not allowed.
             CorruptStateError: The cursor is damaged.
             OtherRunError: It belongs to another run than this loader or its ledger.
             RecipeMismatchError: It was counted under another recipe.
         """
-        allowed = set(allow) - {FRESH_START}
-        saved = read_state(state, fresh_start=FRESH_START in allow)
+        names = {allow} if isinstance(allow, str) else set(allow)
+        allowed = check_allowed(names - {FRESH_START})
+        saved = read_state(state, fresh_start=FRESH_START in names)
         start = Cursor(recipe=self._recipe) if saved is None else resume_cursor(saved, self._recipe, allow=allowed)
         self._session.check_run(start)
-        self._iteration += 1
+        self._make_stale()
         self._session.close()
         self._session = Session(start, self._settings)
 
@@ -287,7 +302,7 @@ class ResumableLoader:
 
     def close(self) -> None:
         """Stop the workers and end the ledger's file. The cursor stays readable."""
-        self._iteration += 1
+        self._make_stale()
         self._session.close()
         self._dataloader = None
 
@@ -308,6 +323,18 @@ class ResumableLoader:
                 "this iterator was made before the loader was iterated again, loaded or closed; what it would give is "
                 "not what comes next. Use the iterator of a new iter(loader)."
             )
+
+
+def _other_samples(rows: MicrobatchRows) -> SampleReadError:
+    return SampleReadError(
+        f"a worker read other samples than the {len(rows.ids)} it was asked for in update {rows.update}, microbatch "
+        f"{rows.microbatch}. The cursor did not move; this machine's memory may be at fault."
+    )
+
+
+def _default(value: int | None, default: int) -> int:
+    """`default` where nothing was given; 0 was, and is for others to refuse."""
+    return default if value is None else value
 
 
 def _choose_order(order: Order | None, length: int, seed: int) -> Order:

@@ -83,18 +83,14 @@ class Session:
         """The committed cursor."""
         return self._progress.cursor
 
-    @property
-    def run_id(self) -> str:
-        """The run's ID, empty where it is not known yet."""
-        return self._progress.run_id
-
     def check_run(self, start: Cursor) -> None:
         """Make sure that a saved cursor is of this session's run, and of its ledger's.
 
         Raises:
             OtherRunError: It is of another one.
         """
-        known = self.run_id or self._ledger_run()
+        # a run that committed nothing has no state to be mixed up with; what its ledger holds is another matter
+        known = self.cursor.run_id or self._ledger_run()
         if known and start.run_id and known != start.run_id:
             raise OtherRunError(
                 f"the saved cursor belongs to run {start.run_id}; this loader or its ledger belongs to run {known}. "

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from resumable_data.cursor import STATE_KEY, decode_cursor, encode_cursor
-from resumable_data.errors import CorruptStateError, MissingStateError
+from resumable_data.errors import CorruptStateError, MissingStateError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from resumable_data.cursor import Cursor
 
 FRESH_START = "fresh_start"
@@ -27,9 +26,15 @@ def read_state(state: Mapping[str, Any] | None, *, fresh_start: bool) -> Cursor 
     """The cursor in a state dict; None where there is none and a fresh start is allowed.
 
     Raises:
+        UsageError: `state` is no mapping.
         MissingStateError: There is none.
         CorruptStateError: It is damaged.
     """
+    if state is not None and not isinstance(state, Mapping):
+        raise UsageError(
+            f"expected the dict that state_dict() returned, found {type(state).__name__}. Nothing was loaded; give the "
+            "whole dict, as it was saved."
+        )
     if not state:
         if fresh_start:
             return None

@@ -63,11 +63,12 @@ def resolve_topology(
         return Topology(rank=rank, num_replicas=num_replicas, group=_matching_group(rank, num_replicas))
     if _is_initialized():
         return Topology(rank=dist.get_rank(), num_replicas=dist.get_world_size(), group=dist.group.WORLD)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    rank_text, size_text = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if (rank_text, size_text) != ("0", "1"):
         raise TopologyError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set but there is no process group: every process would read "
-            "all samples. Call torch.distributed.init_process_group() before the loader is made, or give rank= and "
-            "num_replicas=."
+            f"RANK={rank_text} and WORLD_SIZE={size_text} are set but there is no process group: every process would "
+            "read all samples. Call torch.distributed.init_process_group() before the loader is made, or give rank= "
+            "and num_replicas=."
         )
     return Topology(rank=0, num_replicas=1, group=None)
 

@@ -57,9 +57,9 @@ class BatchPlan:
     def __post_init__(self) -> None:
         for name in ("global_batch", "microbatch", "num_replicas"):
             require_count(name, getattr(self, name))
-        if not 0 <= self.phase < self.global_batch:
+        if type(self.phase) is not int or not 0 <= self.phase < self.global_batch:
             raise UsageError(
-                f"phase must be in [0, {self.global_batch}), the rows of the update; got {self.phase}. "
+                f"phase must be an integer in [0, {self.global_batch}), the rows of the update; got {self.phase!r}. "
                 "An update whose rows are all accumulated has nothing left to plan: commit it."
             )
 
@@ -151,7 +151,8 @@ class BatchPlan:
         Raises:
             UsageError: An unknown reduction, or a size below 1.
         """
-        return loss_factor(gradient_reduction, reduction_size or self.num_replicas) / self.global_batch
+        size = self.num_replicas if reduction_size is None else reduction_size
+        return loss_factor(gradient_reduction, size) / self.global_batch
 
     def alternatives(self) -> Alternatives:
         """Global batches and rank counts near this one for which nothing is uneven."""

@@ -33,7 +33,7 @@ class TargetTokens:
         length: N, the samples of the dataset.
 
     Raises:
-        UsageError: It is neither, or the array has another shape or negative numbers.
+        UsageError: It is neither, or the array has another shape or type; negative counts are found when they are used.
     """
 
     def __init__(self, source: NumTargetTokens, *, length: int) -> None:
