@@ -134,7 +134,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         try:
             cursor = msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise CorruptStateError(
                 f"expected a cursor as JSON, found something else ({error}). Nothing was loaded; give a file made by "
                 "Cursor.to_json(), or a checkpoint's cursor."
@@ -153,12 +153,21 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"expected a cursor of version {CURSOR_VERSION}, found version {self.version}. Nothing was loaded; "
                 "read it with the version of resumable_data that wrote it."
             )
-        length = self.recipe.order.get("length")
+        length = self.recipe.length
         counters = (self.attempt, self.applied, self.skipped, self.samples, self.tokens, self.epoch, self.padding)
-        if not isinstance(length, int) or length < 1 or self.recipe.global_batch < 1:
-            raise CorruptStateError(f"a cursor needs a positive length and global batch, found {self.recipe}")
         if min(*counters, self.dropped, self.offset) < 0 or self.offset >= length:
-            raise CorruptStateError(
-                f"expected counters of at least 0 and an offset in [0, {length}), found {self}. Nothing was loaded; "
-                "the state was not written by this package, or was edited."
-            )
+            raise _contradiction(f"counters of at least 0 and an offset in [0, {length})", self)
+        if self.samples + self.dropped != self.position:
+            raise _contradiction(f"samples and dropped ones that add up to the position, {self.position}", self)
+        edges = [edge for span in self.coverage for edge in (span.start, span.stop)]
+        if edges != sorted(edges) or (edges and not 0 <= edges[0] <= edges[-1] <= self.position):
+            raise _contradiction(f"digests of ascending spans of positions in [0, {self.position}]", self.coverage)
+        if not all(0 <= lane < 1 << 64 for span in self.coverage for lane in span.lanes):
+            raise _contradiction("digests of two 64-bit numbers", self.coverage)
+
+
+def _contradiction(expected: str, found: object) -> CorruptStateError:
+    return CorruptStateError(
+        f"expected a cursor with {expected}, found {found!r:.1000}. Nothing was loaded; the state was not written by "
+        "this package, or was edited."
+    )

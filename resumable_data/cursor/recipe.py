@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resumable_data.errors import UsageError
+from resumable_data.plan.batch_plan import require_count
+from resumable_data.plan.schedule import TAILS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -15,6 +17,8 @@ RecipeValue = int | str | None
 
 ALLOWED_CHANGES = frozenset({"global_batch", "tail", "normalize", "fingerprint"})
 """Fields that `load_state_dict` may be told to change; all others give positions another meaning."""
+
+MAX_FINGERPRINT_BYTES = 512
 
 _EFFECTS = {
     "order": "the same positions would name other samples: some would be repeated and others never seen",
@@ -36,6 +40,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tail: What happens at the end of an epoch, see `Schedule`.
         normalize: What the gradient is a mean over, ``"samples"`` or ``"tokens"``.
         fingerprint: What identifies the dataset's contents (a tokenizer, a data version), or None.
+
+    Raises:
+        UsageError: A value is none that a checkpoint could give back.
     """
 
     order: dict[str, int | str]
@@ -43,6 +50,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tail: str = "carry"
     normalize: str = "samples"
     fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        require_count("length of the order", self.order.get("length"))
+        require_count("global_batch", self.global_batch)
+        if self.tail not in TAILS:
+            raise UsageError(f"tail must be one of {TAILS}, got {self.tail!r}")
+        if self.fingerprint is not None:
+            _check_fingerprint(self.fingerprint)
 
     @property
     def length(self) -> int:
@@ -57,6 +72,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         flat["normalize"] = self.normalize
         flat["fingerprint"] = self.fingerprint
         return flat
+
+
+def _check_fingerprint(value: object) -> None:
+    is_text = isinstance(value, str) and value.isprintable()
+    if not is_text or len(str(value).encode()) > MAX_FINGERPRINT_BYTES:
+        raise UsageError(
+            f"fingerprint must be printable text of at most {MAX_FINGERPRINT_BYTES} bytes, got {value!r:.80}. The "
+            "cursor that holds it has a fixed size; give the hexadecimal hash of what identifies the contents."
+        )
 
 
 class RecipeChange(msgspec.Struct, frozen=True, array_like=True):
