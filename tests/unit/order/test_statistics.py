@@ -44,7 +44,8 @@ def linear(n: int, seed: int, epoch: int, offsets: Int64Array) -> Int64Array:
     """A linear congruential step, (a x + b) mod n, with random a and b."""
     rng = np.random.default_rng([n, seed, epoch])
     factor = next(a for a in rng.integers(n // 3, n, 1000).tolist() if math.gcd(a, n) == 1)
-    return (offsets * factor + int(rng.integers(n))) % n
+    drawn: Int64Array = (offsets * factor + int(rng.integers(n))) % n
+    return drawn
 
 
 def masked_multiplier(n: int, seed: int, epoch: int, offsets: Int64Array) -> Int64Array:

@@ -1,0 +1,115 @@
+"""How every benchmark here measures and reports: interleaved repeats, medians, the machine, JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+def interleave(
+    cases: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Time each case ``repeats`` times, in turns, so that a slow minute of the machine meets all of them.
+
+    Args:
+        cases: name to callable. One that returns a float has measured itself: seconds per unit of its own. Of any
+            other the call is timed. Each is called once before, untimed, to warm up.
+        repeats: number of rounds, at least 1.
+        clock: seconds; ``time.thread_time`` counts the calling thread's own work, whatever else the machine does.
+
+    Returns:
+        Name to the seconds of each round.
+    """
+    for run in cases.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(repeats):
+        names = list(cases)
+        for name in names if turn % 2 == 0 else reversed(names):
+            started = clock()
+            measured = cases[name]()
+            elapsed = clock() - started
+            seconds[name].append(measured if isinstance(measured, float) else elapsed)
+    return seconds
+
+
+def summarise(
+    seconds: Mapping[str, list[float]], *, reference: str | None = None, units: Mapping[str, int] | None = None
+) -> dict[str, dict[str, float]]:
+    """Median, best and worst of each case.
+
+    Args:
+        seconds: as `interleave` returns them.
+        reference: a case; each gets ``ratio``, the median over rounds of its seconds per unit over the reference's
+            of the same round.
+        units: how many units (IDs, say) a run of each case handles, 1 where not given; adds ``units_per_s``.
+    """
+    result: dict[str, dict[str, float]] = {}
+    counts = units or {}
+    for name, rounds in seconds.items():
+        per_unit = [value / counts.get(name, 1) for value in rounds]
+        result[name] = {"median_s": statistics.median(rounds), "best_s": min(rounds), "worst_s": max(rounds)}
+        if units is not None:
+            result[name]["units_per_s"] = 1 / statistics.median(per_unit)
+        if reference is not None:
+            others = [value / counts.get(reference, 1) for value in seconds[reference]]
+            result[name]["ratio"] = statistics.median(a / b for a, b in zip(per_unit, others, strict=True))
+    return result
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    versions = {}
+    for package in ("resumable-data", "torch", "numpy", "msgspec", "xxhash"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "cpu": _cpu_name(),
+        "num_cpus": os.cpu_count(),
+        "load_average": list(os.getloadavg()),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "versions": versions,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--output FILE``, where `report` writes its JSON as well."""
+    parser.add_argument("--output", type=Path, default=None, metavar="FILE", help="write the JSON to FILE as well")
+
+
+def report(question: str, results: Mapping[str, Any], output: Path | None = None) -> None:
+    """Print the results as JSON on standard output, and write them to ``output`` when it is given."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "question": question,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+        "results": results,
+    }
+    text = json.dumps(document, indent=2) + "\n"
+    sys.stdout.write(text)
+    if output is not None:
+        output.write_text(text)
