@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from resumable_data.errors import StateError
+from resumable_data.errors import LedgerCorruptError, StateError
 from resumable_data.ledger.frames import (
     CLAIM_BYTES_MAX,
     CLAIM_KIND,
@@ -18,6 +18,7 @@ from resumable_data.ledger.frames import (
     RANK_KIND,
     FrameReader,
     open_regular,
+    shown,
 )
 from resumable_data.ledger.records import (
     Claim,
@@ -144,7 +145,7 @@ def read_claim(path: Path) -> Claim:
     try:
         claim.start.check()
     except StateError as error:
-        raise frames.corrupt(offset, "a cursor that can be one", str(error)) from None
+        raise LedgerCorruptError(f"{shown(path)}, byte {offset}: in the claim's start cursor, {error}") from None
     return claim
 
 
