@@ -19,6 +19,9 @@ MAX_TABLE_LENGTH = 2**16
 
 NUM_KEY_WORDS = 8
 
+_BLOCK_SIZE = 8192
+"""Indices hashed at a time: whole arrays of 2^16 would cost more in page faults than in arithmetic."""
+
 _Table: TypeAlias = npt.NDArray[np.uint16] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
@@ -59,14 +62,29 @@ def keyed_table(length: int, words: npt.NDArray[np.uint32]) -> TablePermutation:
     """
     assert 1 <= length <= MAX_TABLE_LENGTH
     assert words.shape == (NUM_KEY_WORDS,)
-    start, step, first, second = words.astype(np.uint64).reshape(4, 2) @ np.array([2**32, 1], dtype=np.uint64)
-    index = np.arange(length, dtype=np.uint64)
-    mixed = index * (step | np.uint64(1)) + start
-    for multiplier, shift in ((first, 32), (second, 29)):
-        mixed ^= mixed >> np.uint64(shift)
-        mixed *= multiplier | np.uint64(1)
-    mixed ^= mixed >> np.uint64(32)
-    mixed &= np.uint64(2**64 - 2**16)
-    mixed |= index
-    mixed.sort()
-    return TablePermutation(mixed.astype(np.uint16))
+    sortable = np.empty(length, dtype=np.uint64)
+    keys = words.astype(np.uint64).reshape(4, 2) @ np.array([2**32, 1], dtype=np.uint64)
+    scratch = np.empty(min(length, _BLOCK_SIZE), dtype=np.uint64)
+    for first in range(0, length, _BLOCK_SIZE):
+        _hash_indices(sortable[first : first + _BLOCK_SIZE], first, keys, scratch)
+    sortable.sort()
+    return TablePermutation(sortable.astype(np.uint16))
+
+
+def _hash_indices(
+    target: npt.NDArray[np.uint64], first: int, keys: npt.NDArray[np.uint64], scratch: npt.NDArray[np.uint64]
+) -> None:
+    """Write 48 hash bits above the index into ``target``, for the indices from ``first`` on."""
+    start, step, *multipliers = keys
+    spare = scratch[: target.size]
+    index = np.arange(first, first + target.size, dtype=np.uint64)
+    np.multiply(index, step | np.uint64(1), out=target)
+    np.add(target, start, out=target)
+    for multiplier, shift in zip(multipliers, (32, 29), strict=True):
+        np.right_shift(target, np.uint64(shift), out=spare)
+        np.bitwise_xor(target, spare, out=target)
+        np.multiply(target, multiplier | np.uint64(1), out=target)
+    np.right_shift(target, np.uint64(32), out=spare)
+    np.bitwise_xor(target, spare, out=target)
+    np.bitwise_and(target, np.uint64(2**64 - 2**16), out=target)
+    np.bitwise_or(target, index, out=target)
