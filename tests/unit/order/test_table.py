@@ -29,9 +29,9 @@ def test_the_largest_table_is_built_fast() -> None:
     durations = []
     for seed in range(20):
         words = key_words(b"test %d" % seed, NUM_KEY_WORDS)
-        started = time.perf_counter()
+        started = time.thread_time()
         keyed_table(65_536, words)
-        durations.append(time.perf_counter() - started)
+        durations.append(time.thread_time() - started)
     assert min(durations) < 0.005
 
 
