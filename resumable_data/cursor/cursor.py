@@ -133,7 +133,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             CorruptStateError: It is not the JSON of a cursor of this version, or its numbers contradict each other.
         """
         try:
-            cursor = msgspec.json.decode(data, type=cls)
+            cursor = _DECODER.decode(data)
         except (msgspec.DecodeError, UnicodeError) as error:
             raise CorruptStateError(
                 f"expected a cursor as JSON, found something else ({error}). Nothing was loaded; give a file made by "
@@ -171,3 +171,7 @@ def _contradiction(expected: str, found: object) -> CorruptStateError:
         f"expected a cursor with {expected}, found {found!r:.1000}. Nothing was loaded; the state was not written by "
         "this package, or was edited."
     )
+
+
+# Made at import: its first use would otherwise take longer than all the rest of a resume.
+_DECODER = msgspec.json.Decoder(Cursor)
