@@ -1,0 +1,108 @@
+"""What does the loader cost beside a plain DataLoader with the same dataset, batch and workers?
+
+Two kinds of item: one that costs nothing, so that the difference per microbatch is the loader's own work, and one that
+takes 50 microseconds of a core, about what a small image or a token row costs to read. The ledger is on, in a
+temporary directory. The training loop does nothing but commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+
+import resumable_data as rd
+from benchmarks._measure import add_output_argument, interleave, report, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ITEM_COST_S = 50e-6
+NUM_SAMPLES = 1_000_000
+MICROBATCH = 8
+
+
+class BusyItems(torch.utils.data.Dataset[int]):
+    """Items that take `cost_s` seconds of a core to read."""
+
+    def __init__(self, cost_s: float) -> None:
+        self._cost_s = cost_s
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        stop = time.perf_counter() + self._cost_s
+        while self._cost_s and time.perf_counter() < stop:
+            pass
+        return index
+
+
+def plain_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
+    """Batches of torch's own loader, as a single rank of a DistributedSampler run reads them."""
+    sampler = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=False)
+    yield from torch.utils.data.DataLoader(dataset, batch_size=MICROBATCH, sampler=sampler, num_workers=num_workers)
+
+
+def our_batches(dataset: Any, num_workers: int, accumulation_steps: int) -> Iterator[Any]:
+    """Microbatches of ours, each update committed, the ledger on."""
+    with tempfile.TemporaryDirectory() as ledger:
+        loader = rd.ResumableLoader(
+            dataset,
+            global_batch=MICROBATCH * accumulation_steps,
+            microbatch=MICROBATCH,
+            num_workers=num_workers,
+            ledger=ledger,
+        )
+        with loader:
+            for microbatch in loader:
+                yield microbatch
+                if microbatch.is_last:
+                    loader.commit()
+
+
+def seconds_per_batch(batches: Iterator[Any], num_batches: int) -> float:
+    """Seconds per batch, after the first ones, which start the workers."""
+    for _ in range(32):
+        next(batches)
+    start = time.perf_counter()
+    for _ in range(num_batches):
+        next(batches)
+    elapsed = time.perf_counter() - start
+    batches.close()  # type: ignore[attr-defined]  # both are generators
+    return elapsed / num_batches
+
+
+def main() -> None:
+    """Run the benchmark and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    add_output_argument(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for cost_s, num_batches in ((0.0, 4000), (ITEM_COST_S, 400)):
+        for num_workers in (0, 2):
+            dataset = BusyItems(cost_s)
+            cases = {
+                "plain": partial(plain_batches, dataset, num_workers),
+                "ours": partial(our_batches, dataset, num_workers, 1),
+                "ours, 4 accumulation steps": partial(our_batches, dataset, num_workers, 4),
+            }
+            timed = {name: partial(_run, case, num_batches) for name, case in cases.items()}
+            seconds = interleave(timed, arguments.repeats)
+            results[f"item {cost_s * 1e6:.0f} us, {num_workers} workers"] = summarise(seconds, reference="plain")
+    report("loader_overhead", results, arguments.output)
+
+
+def _run(case: Any, num_batches: int) -> float:
+    return seconds_per_batch(case(), num_batches)
+
+
+if __name__ == "__main__":
+    main()
