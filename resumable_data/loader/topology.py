@@ -24,8 +24,8 @@ class Topology:
     Attributes:
         rank: Data-parallel rank. TP, CP and PP peers of one data-parallel rank share it.
         num_replicas: Number of data-parallel ranks.
-        group: The process group of all ranks that read, peers included; None where the ranks were given as
-            arguments that no process group matches, as when several ranks are simulated in one process.
+        group: The process group of all ranks that read, peers included; None where there is none: no process group,
+            one of a single process that simulates several ranks, or a loader that reads everything by itself.
     """
 
     rank: int
@@ -43,7 +43,8 @@ def resolve_topology(
     """The topology from the arguments, else the mesh, else the process group, else a single process.
 
     Args:
-        rank: Data-parallel rank; given together with `num_replicas`.
+        rank: Data-parallel rank; given together with `num_replicas`. In a job of several processes all of them make
+            the loader, peers of one data-parallel rank with the same arguments; `num_replicas` 1 reads alone.
         num_replicas: Number of data-parallel ranks.
         mesh: The job's device mesh.
         data_axes: Names of the mesh's data-parallel axes; a one-dimensional mesh needs none.
@@ -60,7 +61,7 @@ def resolve_topology(
     if data_axes is not None:
         raise TopologyError(f"data_axes={data_axes!r} names axes of a mesh; give mesh= as well")
     if rank is not None and num_replicas is not None:
-        return Topology(rank=rank, num_replicas=num_replicas, group=_matching_group(rank, num_replicas))
+        return Topology(rank=rank, num_replicas=num_replicas, group=_group_of_arguments(rank, num_replicas))
     if _is_initialized():
         return Topology(rank=dist.get_rank(), num_replicas=dist.get_world_size(), group=dist.group.WORLD)
     rank_text, size_text = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
@@ -77,11 +78,14 @@ def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _matching_group(rank: int, num_replicas: int) -> ProcessGroup | None:
-    """The default group where it is the given rank set."""
-    if _is_initialized() and (dist.get_rank(), dist.get_world_size()) == (rank, num_replicas):
-        return dist.group.WORLD
-    return None
+def _group_of_arguments(rank: int, num_replicas: int) -> ProcessGroup | None:
+    """The default group, unless the arguments describe a loader that asks nobody."""
+    if not _is_initialized():
+        return None
+    # Arguments that are wrong on one process must reach the others, which else wait for it until a timeout; and peers
+    # that were given as arguments must share one attempt of the ledger. So the numbers need not be the group's own.
+    is_shared = num_replicas > 1 and dist.get_world_size() > 1
+    return dist.group.WORLD if is_shared or (rank, num_replicas) == (dist.get_rank(), dist.get_world_size()) else None
 
 
 def _from_mesh(mesh: DeviceMesh, data_axes: str | Sequence[str] | None) -> Topology:
