@@ -19,7 +19,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, set_start_method
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,7 @@ def _run(
     import torch.distributed as dist
 
     os.setpgid(0, 0)
+    set_start_method("fork", force=True)  # a rank's DataLoader must not ask our server for its workers
     log = os.open(f"{directory}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
