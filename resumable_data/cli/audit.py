@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resumable_data.audit import audit_cursor, audit_ledger
-from resumable_data.cursor import STATE_NUM_BYTES, Cursor, decode_cursor
-from resumable_data.errors import StateError, UsageError
+from resumable_data.cli.cursor_file import read_cursor
+from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport
-
-_CURSOR_BYTES_MAX = 1 << 20
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,25 +45,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit(args: argparse.Namespace) -> AuditReport:
     if args.cursor is not None:
-        return audit_cursor(_read_cursor(args.cursor), path=str(args.cursor))
+        return audit_cursor(read_cursor(args.cursor), path=str(args.cursor))
     return audit_ledger(
         args.ledger,
         max_replayed=args.max_replayed,
         max_omitted=args.max_omitted,
         max_discarded=args.max_discarded,
     )
-
-
-def _read_cursor(path: Path) -> Cursor:
-    """A cursor as JSON, or in its fixed-size form."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_CURSOR_BYTES_MAX)
-    except OSError as error:
-        raise StateError(f"cannot read the cursor {path}: {error.strerror}. Nothing was audited.") from error
-    if len(data) == STATE_NUM_BYTES and not data.lstrip().startswith(b"{"):
-        return decode_cursor(data)
-    return Cursor.from_json(data)
 
 
 def _count(text: str) -> int:
