@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from resumable_data import Sequential, Shuffle, TorchShuffle
+from resumable_data import Sequential, Shuffle, TorchShuffle, audit_ledger
 from resumable_data.plan import TAILS
 from tests.oracle import OracleCursor, OracleUpdate, split_update
 from tests.simulated_ranks import Job, expect_cursor, expect_full_coverage, expect_step, task_of
@@ -172,6 +180,11 @@ class JobMachine(RuleBasedStateMachine):
         self.job: Job | None = None
         self.ahead: list[OracleUpdate] = []
         self.next_index = 0
+        self.num_delivered = 0
+
+    def options(self) -> dict[str, Any]:
+        """More options for the loaders."""
+        return {}
 
     @initialize(
         length=st.integers(1, 24),
@@ -213,6 +226,7 @@ class JobMachine(RuleBasedStateMachine):
             microbatch=microbatch,
             pad_microbatches=self.pad_microbatches,
             **self.recipe,
+            **self.options(),
         )
         state, oracle = self.saved
         self.job.load(state, allow={"fresh_start"})
@@ -241,6 +255,7 @@ class JobMachine(RuleBasedStateMachine):
                     return
                 self.ahead.append(update)
             assert step is not None
+            self.num_delivered += sum(len(microbatch.ids) for microbatch in step)
             expect_step(
                 step,
                 cursor=self.oracle,
@@ -323,9 +338,48 @@ TestJobMachine = JobMachine.TestCase
 TestJobMachine.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-@pytest.mark.slow
-def test_job_machine_for_long() -> None:
-    """As above, with more and longer lives of a job."""
-    from hypothesis.stateful import run_state_machine_as_test
+class AuditedJobMachine(JobMachine):
+    """The same with a ledger, whose audit must count what the oracle counts, after every way to stop and go on."""
 
-    run_state_machine_as_test(JobMachine, settings=settings(max_examples=600, stateful_step_count=60))
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = TemporaryDirectory()
+
+    def options(self) -> dict[str, Any]:
+        return {"ledger": f"{self.directory.name}/ledger"}
+
+    def teardown(self) -> None:
+        if self.job is not None:
+            self.deliver(1)  # a launch that delivered nothing is not in the ledger
+            super().teardown()
+            report = audit_ledger(f"{self.directory.name}/ledger")
+            num_committed, num_ahead = self.oracle.samples, self.num_ahead()
+            assert report.verdict == "proven", report.to_text()
+            assert (report.replayed.high, report.omitted.high) == (0, 0)
+            assert (report.samples, report.position) == (num_committed, self.oracle.position)
+            assert (report.updates, report.skipped) == (self.oracle.updates, self.oracle.skipped)
+            assert (report.padding, report.dropped) == (self.oracle.padding, self.oracle.dropped)
+            assert report.in_flight == num_ahead
+            assert report.discarded.low == report.discarded.high == self.num_delivered - num_committed - num_ahead
+        self.directory.cleanup()
+
+    def num_ahead(self) -> int:
+        """Samples delivered since the last commit, load or iter()."""
+        total = 0
+        for number, update in enumerate(self.ahead):
+            split = split_update(update.rows, num_replicas=self.running.num_replicas, microbatch=self.microbatch_rows)
+            is_open = number == len(self.ahead) - 1 and self.next_index > 0
+            for step in split[: self.next_index if is_open else None]:
+                total += sum(len(rank.ids) for rank in step)
+        return total
+
+
+TestAuditedJobMachine = AuditedJobMachine.TestCase
+TestAuditedJobMachine.settings = settings(max_examples=30, stateful_step_count=25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [JobMachine, AuditedJobMachine])
+def test_job_machine_for_long(machine: type[JobMachine]) -> None:
+    """As above, with more and longer lives of a job."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=400, stateful_step_count=60))
