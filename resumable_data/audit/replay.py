@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from resumable_data.audit.findings import finding
 from resumable_data.audit.updates import Stretch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_EPOCHS = -1
 _REACHABLE = 1 << 61
+_ENDS_MAX = 1 << 16
 _COUNTED = ("epoch", "offset", "samples", "padding", "dropped")
 
 
@@ -91,14 +93,18 @@ class Replay:
         With ``"carry"`` a run's last update is short, and the run may have been extended afterwards.
         """
         stretch = self.stretches[-1]
-        length, batch = stretch.recipe.length, stretch.recipe.global_batch
-        passed = position - stretch.position
-        if stretch.recipe.tail != "carry" or passed < 0:
+        length, batch, start = stretch.recipe.length, stretch.recipe.global_batch, stretch.position
+        num_ends = position // length - start // length
+        if stretch.recipe.tail != "carry" or num_ends < 1:
             return False
-        fewest = -(-passed // batch)
-        num_ends = position // length - stretch.position // length
-        is_whole = passed == num_updates * batch
-        return is_whole or (num_ends > 0 and fewest <= num_updates < fewest + num_ends)
+        # The latest ends of epochs up to the position. One of them was the last end of a run, and whole updates
+        # lead from there to the position; up to it, each end of an epoch may have cut one update short.
+        ends = (position // length - np.arange(min(num_ends, _ENDS_MAX), dtype=np.int64)) * length
+        earlier = num_ends - np.arange(ends.size)
+        rest = num_updates - (position - ends) // batch
+        fewest = -(-(ends - start) // batch)
+        is_whole_from_end = (position - ends) % batch == 0
+        return bool((is_whole_from_end & (fewest <= rest) & (rest < fewest + earlier)).any())
 
 
 def is_reachable(cursor: Cursor) -> bool:
