@@ -111,7 +111,7 @@ def _progress(report: PlanReport) -> list[tuple[str, str]]:
         fields.append(("dropped", f"{report.dropped_per_epoch:,} samples at the end of the epoch"))
     if report.move.boundary == "microbatch":
         rows = f"{report.move.discarded:,} accumulated rows"
-        fields.append(("unfinished", f"{rows} count where their gradient was saved; else they are read again"))
+        fields.append(("unfinished", f"{rows}: the loader resumes at the update's start and reads them again"))
     return fields
 
 
