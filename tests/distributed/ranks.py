@@ -69,7 +69,7 @@ class RankError(AssertionError):
     """A rank raised, died, or took too long."""
 
 
-def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 90.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 180.0) -> list[Any]:
     """What ``function(*args)`` returns on each of `num_ranks` ranks of a process group, in the order of ranks.
 
     Args:
@@ -89,7 +89,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_
     return [outcome.value for outcome in outcomes]
 
 
-def launch_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 90.0) -> list[Outcome]:
+def launch_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 180.0) -> list[Outcome]:
     """As `run_ranks`, for ranks that may fail or be killed: how each ended, in the order of ranks."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
         ranks = [_Rank(function, rank, num_ranks, directory, args) for rank in range(num_ranks)]
@@ -145,6 +145,7 @@ class _Rank:
         if self.process.exitcode != 0:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid or 0, signal.SIGKILL)
+            self.process.kill()  # it may not have come as far as to have a group of its own
         self.process.join()
 
 
@@ -182,7 +183,7 @@ def _run(
             init_method=f"file://{directory}/rendezvous",
             rank=rank,
             world_size=num_ranks,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=120),
         )
         value = function(*args)
         dist.barrier()  # without it gloo's threads abort at times when a peer goes first
