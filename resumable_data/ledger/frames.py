@@ -43,6 +43,7 @@ _HEAD = struct.Struct("<8sII")
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 _BLOCK_BYTES = 1 << 20
+_SEARCHED_BYTES_MAX = 4096
 
 HEAD_BYTES = _HEAD.size
 pack_length = _LENGTH.pack
@@ -134,7 +135,7 @@ class FrameReader:
 
     def blocks(self) -> Iterator[tuple[int, list[bytes]]]:
         """The remaining payloads: (byte offset of the first frame, payloads in order), in batches."""
-        while True:
+        while self._has_head:
             offset = self.offset
             payloads = self._take()
             if payloads:
@@ -226,6 +227,13 @@ class FrameReader:
         )
 
     def _finish(self) -> None:
-        """What is left at the end of the file is a torn tail."""
-        self.torn_bytes += len(self._rest)
+        """What is left at the end of the file is a torn tail, unless it holds a whole frame with a changed length."""
+        rest = self._rest
+        if self._has_head and len(rest) > FRAME_OVERHEAD_BYTES:
+            first = 5 if len(rest) <= _SEARCHED_BYTES_MAX else len(rest) - 8
+            for stop in range(first, len(rest) - 7):
+                if chain_checksum(rest[4:stop], self._chain) == _CHECKSUM.unpack_from(rest, stop)[0]:
+                    (length,) = _LENGTH.unpack_from(rest)
+                    raise self.corrupt(self.offset, f"the length {stop - 4} of the frame there", f"{length}")
+        self.torn_bytes += len(rest)
         self._rest = b""

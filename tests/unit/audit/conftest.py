@@ -1,4 +1,4 @@
-"""Waiting for the disk is not what tests of the audit are about."""
+"""Waiting for the disk is not what these tests are about."""
 
 from __future__ import annotations
 

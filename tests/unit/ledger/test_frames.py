@@ -1,0 +1,181 @@
+"""Frames: what is read back, what is a torn tail, what is damage."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resumable_data.errors import LedgerCorruptError, LedgerError
+from resumable_data.ledger.frames import (
+    CLAIM_KIND,
+    RANK_KIND,
+    FrameReader,
+    chain_checksum,
+    make_frame,
+    make_head,
+    open_regular,
+    shown,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAYLOADS = [b"one", b"two" * 20, b"3", b"the last one"]
+
+
+def file_of(payloads: list[bytes]) -> bytes:
+    parts = [make_head(RANK_KIND)]
+    chain = chain_checksum(parts[0])
+    for payload in payloads:
+        frame, chain = make_frame(payload, chain)
+        parts.append(frame)
+    return b"".join(parts)
+
+
+def read(path: Path, payload_bytes_max: int = 100) -> tuple[list[bytes], int]:
+    """All payloads and the bytes of the torn tail."""
+    with open_regular(path) as file:
+        frames = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=payload_bytes_max)
+        payloads = [one for _, batch in frames.blocks() for one in batch]
+        return payloads, frames.torn_bytes
+
+
+def test_payloads_come_back(tmp_path: Path) -> None:
+    """What was framed is read, in order, with nothing torn."""
+    path = tmp_path / "file"
+    path.write_bytes(file_of(PAYLOADS))
+    assert read(path) == (PAYLOADS, 0)
+
+
+def test_many_blocks(tmp_path: Path) -> None:
+    """Files larger than a block are read whole, and each batch knows where it starts."""
+    path = tmp_path / "file"
+    payloads = [b"%07d" % number * 13 for number in range(30_000)]
+    path.write_bytes(file_of(payloads))
+    with open_regular(path) as file:
+        frames = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=100)
+        assert frames.first() == payloads[0]
+        batches = list(frames.blocks())
+        assert frames.offset == path.stat().st_size
+    assert [one for _, batch in batches for one in batch] == payloads[1:]
+    assert len(batches) > 2
+    size = len(payloads[0]) + 12
+    starts = [16 + size + size * sum(len(batch) for _, batch in batches[:n]) for n in range(len(batches))]
+    assert [offset for offset, _ in batches] == starts
+
+
+def test_every_cut_is_a_torn_tail(tmp_path: Path) -> None:
+    """A file cut anywhere gives the frames before the cut, and the number of bytes after the last one."""
+    path = tmp_path / "file"
+    whole = file_of(PAYLOADS)
+    ends = [len(file_of(PAYLOADS[:n])) for n in range(len(PAYLOADS) + 1)]
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        payloads, torn = read(path)
+        num_whole = sum(end <= cut for end in ends[1:])
+        assert payloads == PAYLOADS[:num_whole]
+        assert torn == cut - ends[num_whole] if cut >= 16 else torn == cut
+
+
+@pytest.mark.parametrize("num_zeros", [1, 3, 4, 11, 12, 5000, 3 << 20])
+def test_zeros_at_the_end_are_torn(tmp_path: Path, num_zeros: int) -> None:
+    """File systems leave zeros where a file grew and its data was lost."""
+    path = tmp_path / "file"
+    path.write_bytes(file_of(PAYLOADS) + bytes(num_zeros))
+    assert read(path) == (PAYLOADS, num_zeros)
+
+
+def test_data_after_zeros_is_damage(tmp_path: Path) -> None:
+    """Zeros in the middle of a file are no torn tail."""
+    path = tmp_path / "file"
+    path.write_bytes(file_of(PAYLOADS) + bytes(5000) + b"x")
+    with pytest.raises(LedgerCorruptError, match=rf"file, byte {len(file_of(PAYLOADS))}: .*or bytes after zeros"):
+        read(path)
+
+
+def test_every_flipped_bit_is_located(tmp_path: Path) -> None:
+    """A changed bit is damage and never taken for a tear, also in the length of the last frame."""
+    path = tmp_path / "file"
+    whole = file_of(PAYLOADS)
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        with pytest.raises(LedgerCorruptError) as caught:
+            read(path)
+        assert int(str(caught.value).split("byte ")[1].split(":")[0]) <= bit // 8
+
+
+@pytest.mark.parametrize("change", ["swap", "drop", "repeat"])
+def test_order_of_frames_is_part_of_the_chain(tmp_path: Path, change: str) -> None:
+    """Frames that are each whole, but exchanged, left out or repeated, are damage."""
+    edges = [len(file_of(PAYLOADS[:n])) for n in range(len(PAYLOADS) + 1)]
+    whole = file_of(PAYLOADS)
+    head, frames = whole[:16], [whole[a:b] for a, b in pairwise(edges)]
+    order = {"swap": [0, 2, 1, 3], "drop": [0, 2, 3], "repeat": [0, 1, 1, 2, 3]}[change]
+    path = tmp_path / "file"
+    path.write_bytes(head + b"".join(frames[number] for number in order))
+    with pytest.raises(LedgerCorruptError, match="a frame with checksum"):
+        read(path)
+
+
+def test_lengths_are_bounded(tmp_path: Path) -> None:
+    """A length that no frame of the file has is damage, before anything of that size is read or made."""
+    path = tmp_path / "file"
+    path.write_bytes(file_of([b"x" * 101]))
+    with pytest.raises(LedgerCorruptError, match="expected a frame of 1 to 100 bytes, found a length of 101"):
+        read(path)
+    path.write_bytes(make_head(RANK_KIND) + b"\xff\xff\xff\xff")
+    with pytest.raises(LedgerCorruptError, match="found a length of 4294967295"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"PK\x03\x04" + bytes(40), "byte 0: expected a rank file of a ledger"),
+        (make_head(CLAIM_KIND), "byte 12: expected a rank file .kind 2., found kind 1"),
+        (make_head(RANK_KIND).replace(b"\1\0\0\0", b"\2\0\0\0"), "byte 8: expected format version 1, found version 2"),
+        (b"RDL\0\0", "byte 0: expected a rank file"),
+    ],
+)
+def test_other_files(tmp_path: Path, head: bytes, message: str) -> None:
+    """A file of another kind, or of a later format, is told apart from a damaged one."""
+    path = tmp_path / "file"
+    path.write_bytes(head)
+    with pytest.raises(LedgerCorruptError, match=message):
+        read(path)
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A link may lead anywhere, and reading a FIFO may wait for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    for name in ("fifo", "link", "folder"):
+        with pytest.raises(LedgerCorruptError, match="expected a regular file"):
+            open_regular(tmp_path / name)
+    with pytest.raises(LedgerError, match="No such file"):
+        open_regular(tmp_path / "nothing")
+
+
+def test_names_are_shown_escaped() -> None:
+    """Control characters and surrogates in names do not reach the terminal."""
+    assert shown("a\x1b[31m\n\udcff\u00e9") == "a\\x1b[31m\\n\\udcff\u00e9"
+
+
+@given(data=st.binary(max_size=300))
+def test_random_bytes_give_only_our_errors(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Whatever follows the head, there is an error of ours, or a tear."""
+    path = tmp_path_factory.mktemp("frames") / "file"
+    path.write_bytes(make_head(RANK_KIND) + data)
+    try:
+        payloads, torn = read(path)
+    except LedgerCorruptError:
+        return
+    assert (payloads, torn) == ([], len(data))
