@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,6 @@ from resumable_data.cli import main
 from resumable_data.cursor import encode_cursor
 from tests.unit.audit.simulator import Run
 from tests.unit.audit.test_clean_histories import make_recipe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -187,3 +184,10 @@ def test_bounds_in_words() -> None:
     shown = [str(Bounds(low, high)) for low, high in ((3, 3), (0, 4), (2, None))]
     assert shown == ["3", "0 to 4", "at least 2"]
     assert Bounds(1, 2) + Bounds(3, None) == Bounds(4, None)
+
+
+def test_documentation_lists_all_findings() -> None:
+    """The table in docs/ledger.md is the table in the code."""
+    page = (Path(__file__).parents[3] / "docs" / "ledger.md").read_text()
+    for code, kind in KINDS.items():
+        assert f"| {code} | {kind.severity} | {kind.title} | {kind.remedy} |" in page
