@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -50,7 +51,11 @@ def accumulate(
 
 
 def make_loader(
-    dataset: TokenDataset, mesh: DeviceMesh, axes: str, normalize: str, reduction_size: int | None = None
+    dataset: TokenDataset,
+    mesh: DeviceMesh,
+    axes: str | tuple[str, ...],
+    normalize: str,
+    reduction_size: int | None = None,
 ) -> ResumableLoader:
     return ResumableLoader(
         dataset,
@@ -80,6 +85,14 @@ def tensor_parallel(axes: tuple[str, str], normalize: str, synced: bool) -> Resu
     parallelize_module(model, mesh["tp"], {"3": ColwiseParallel(), "5": RowwiseParallel()})
     parallel = DataParallel("fsdp", synced=synced, mesh=mesh["dp"], model=model)
     return accumulate(make_loader(dataset, mesh, "dp", normalize), dataset, parallel, plain_loss, normalize)
+
+
+def hybrid_sharded(normalize: str, synced: bool) -> Result:
+    axes = ("dp_replicate", "dp_shard")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=axes)
+    dataset = TokenDataset(LENGTH)
+    parallel = DataParallel("fsdp", synced=synced, mesh=mesh)
+    return accumulate(make_loader(dataset, mesh, axes, normalize), dataset, parallel, plain_loss, normalize)
 
 
 def context_parallel(normalize: str, synced: bool, reduction_size: int) -> Result:
@@ -113,6 +126,12 @@ def test_tensor_parallel_peers_read_the_same_and_do_not_count_as_data() -> None:
     """On a (dp 2, tp 2) mesh, either axis first, denominators count dp only, over tokens as over samples."""
     check(run_ranks(tensor_parallel, 4, ("dp", "tp"), "tokens", True), [(0, 1), (2, 3)])
     check(run_ranks(tensor_parallel, 4, ("tp", "dp"), "samples", False), [(0, 2), (1, 3)])
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_replicated_and_sharded_axes_are_both_data(synced: bool) -> None:
+    """On a (dp_replicate 2, dp_shard 2) mesh each rank reads its own samples and the mean is over all."""
+    check(run_ranks(hybrid_sharded, 4, "tokens", synced), [(rank, rank) for rank in range(4)])
 
 
 def test_context_parallel_ranks_in_the_fsdp_mesh_count_in_the_reduction() -> None:
