@@ -81,7 +81,7 @@ def test_stopped_demo_leaves_no_process(number: signal.Signals, tmp_path: Path) 
 
 def _processes() -> str:
     """The command lines of all processes."""
-    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("is_file", [True, False])
