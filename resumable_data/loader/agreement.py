@@ -62,9 +62,10 @@ def exchange(report: Report, group: ProcessGroup) -> list[Report]:
     return [Report(*_FORMAT.unpack(part)) for part in gathered]
 
 
-def broadcast_number(number: int, group: ProcessGroup) -> int:
-    """The first process's `number`, on all. Collective."""
-    return int.from_bytes(_all_gather(number.to_bytes(8, "little", signed=True), group)[0], "little", signed=True)
+def gather_numbers(number: int, group: ProcessGroup) -> list[int]:
+    """All processes' numbers. Collective."""
+    gathered = _all_gather(number.to_bytes(8, "little", signed=True), group)
+    return [int.from_bytes(part, "little", signed=True) for part in gathered]
 
 
 def gather_cursors(cursor: Cursor, group: ProcessGroup) -> list[Cursor]:

@@ -16,11 +16,11 @@ from resumable_data.errors import LedgerCorruptError, LedgerError, OtherRunError
 from resumable_data.ledger import Claim
 from resumable_data.loader.agreement import (
     Report,
-    broadcast_number,
     check_reports,
     cursor_hash,
     exchange,
     gather_cursors,
+    gather_numbers,
     sum_reports,
 )
 from resumable_data.sampler import Progress
@@ -60,7 +60,8 @@ class JobSettings:
     def hash(self) -> int:
         """A 64-bit hash of what must be equal on all ranks."""
         layout = self.layout
-        values = (self.epochs, layout.microbatch, layout.pad_microbatches, self.loss_factor, self.ledger is not None)
+        on_error = self.ledger and self.ledger.on_error  # decides which collective calls are made
+        values = (self.epochs, layout.microbatch, layout.pad_microbatches, self.loss_factor, on_error)
         return xxhash.xxh3_64_intdigest(repr(values).encode())
 
 
@@ -238,14 +239,25 @@ class Session:
             claim = self._claim_together(ledger, group, process)
         self._progress.attempt = claim.attempt
         has_lower_peer = any(report.rank == layout.rank for report in reports[:process])
-        if claim.attempt and not has_lower_peer:
-            self._writer = ledger.open_rank(claim, rank=layout.rank)
+        failure = self._open_rank(ledger, claim) if claim.attempt and not has_lower_peer else None
+        if group is not None and ledger.on_error == "raise":
+            _fail_together(failure, group)
+        if failure is not None:
+            raise failure
+
+    def _open_rank(self, ledger: Ledger, claim: Claim) -> LedgerError | None:
+        """Open this rank's file; the error where it cannot be opened and errors are to be raised."""
+        try:
+            self._writer = ledger.open_rank(claim, rank=self._settings.layout.rank)
+        except LedgerError as error:
+            return error
+        return None
 
     def _claim_together(self, ledger: Ledger, group: ProcessGroup, process: int) -> Claim:
         """The first process claims the attempt and tells the others its number; -1 tells them that it failed."""
         arguments = self._claim_arguments()
         if process:
-            attempt = broadcast_number(0, group)
+            attempt = gather_numbers(0, group)[0]
             if attempt < 0:
                 raise LedgerError("process 0 could not claim an attempt in the ledger; its own error says why")
             return Claim(attempt=attempt, start=self.cursor, package_version=__version__, **arguments)
@@ -253,9 +265,9 @@ class Session:
             self._check_ledger(ledger)
             claim = ledger.claim(self.cursor, **arguments)
         except BaseException:
-            broadcast_number(-1, group)
+            gather_numbers(-1, group)
             raise
-        broadcast_number(claim.attempt, group)
+        gather_numbers(claim.attempt, group)
         return claim
 
     def _claim_arguments(self) -> dict[str, Any]:
@@ -266,3 +278,10 @@ class Session:
             "microbatch": layout.microbatch,
             "epochs": self._settings.epochs,
         }
+
+
+def _fail_together(failure: LedgerError | None, group: ProcessGroup) -> None:
+    """Where one process fails, let none go on into a collective call that the others never make. Collective."""
+    failed = [process for process, number in enumerate(gather_numbers(int(failure is not None), group)) if number]
+    if failed and failure is None:
+        raise LedgerError(f"process {failed[0]} could not open its file in the ledger; its own error says why")

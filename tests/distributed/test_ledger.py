@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 
 from resumable_data.audit import audit_ledger
-from resumable_data.errors import LedgerError
-from resumable_data.ledger import Ledger
+from resumable_data.errors import LedgerError, LedgerWriteError
+from resumable_data.ledger import Claim, Ledger, RankWriter
 from resumable_data.loader import ResumableLoader
 from tests.distributed.ranks import run_ranks
 
@@ -131,6 +131,29 @@ def test_a_ledger_that_cannot_be_written_stops_all_ranks_where_asked_to(tmp_path
     results = run_ranks(refuse_to_train, 3, str(tmp_path / FILE / "ledger"), timeout_s=60)
     assert all(position == 0 for _, position in results)
     assert results[0][0] == "LedgerWriteError"
+
+
+class LedgerOfAFullDisk(Ledger):
+    """Claims, and cannot make the file of rank 1."""
+
+    def open_rank(self, claim: Claim, *, rank: int, peer: int = 0) -> RankWriter:
+        if rank == 1:
+            raise LedgerWriteError("no space left")
+        return super().open_rank(claim, rank=rank, peer=peer)
+
+
+def refuse_together(path: str) -> str:
+    with pytest.raises(LedgerError) as caught:
+        next(iter(make_loader(LedgerOfAFullDisk(path, on_error="raise"))))
+    return str(caught.value)
+
+
+def test_a_file_that_one_rank_cannot_open_stops_all_ranks(tmp_path: Path) -> None:
+    """With on_error="raise", a rank that cannot open its own file raises on all ranks, and nobody waits."""
+    messages = run_ranks(refuse_together, 3, str(tmp_path / "ledger"), timeout_s=60)
+    assert messages[1] == "no space left"
+    assert messages[0] == messages[2]
+    assert "process 1 could not open its file" in messages[0]
 
 
 def fork_of_history(root: str) -> int:
