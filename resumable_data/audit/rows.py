@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.int64]
 
-CHUNK_ROWS = 1 << 17
+CHUNK_ROWS = 1 << 16
 _POSITION_MAX = 1 << 62
 
 
