@@ -216,10 +216,13 @@ class Session:
         return newest.run_id if newest else ""
 
     def _check_ledger(self, ledger: Ledger) -> None:
-        """Make sure that a run from position 0 is not recorded among the attempts of another one."""
+        """Make sure that a run from position 0 is not recorded among the attempts of another one.
+
+        A change that was declared before the first update is in the cursor, and is not another run.
+        """
         newest = ledger.newest()
         changes = compare_recipes(newest.start.recipe, self.cursor.recipe) if newest else ()
-        if self.cursor.updates == 0 and changes:
+        if self.cursor.updates == 0 and changes and not self.cursor.migrations:
             raise OtherRunError(
                 f"this run starts at position 0 with another recipe than the run in the ledger {ledger.path}:\n"
                 f"{describe_changes(changes)}\nNothing was read. Give the new run a ledger directory of its own; or, "

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from resumable_data import Sequential, Shuffle, TorchShuffle, audit_ledger
+from resumable_data.errors import RecipeMismatchError
 from resumable_data.plan import TAILS
 from tests.oracle import OracleCursor, OracleUpdate, split_update
 from tests.simulated_ranks import Job, expect_cursor, expect_full_coverage, expect_step, task_of
@@ -28,7 +29,7 @@ from tests.simulated_ranks import Job, expect_cursor, expect_full_coverage, expe
 if TYPE_CHECKING:
     import torch
 
-    from resumable_data import Microbatch
+    from resumable_data import AuditReport, Microbatch
     from resumable_data.order import Order
 
 ORDERS = (Shuffle, Sequential, TorchShuffle)
@@ -181,6 +182,7 @@ class JobMachine(RuleBasedStateMachine):
         self.ahead: list[OracleUpdate] = []
         self.next_index = 0
         self.num_delivered = 0
+        self.num_migrations = 0
 
     def options(self) -> dict[str, Any]:
         """More options for the loaders."""
@@ -220,7 +222,14 @@ class JobMachine(RuleBasedStateMachine):
 
     def launch(self, num_replicas: int, microbatch: int) -> None:
         self.microbatch_rows = microbatch
-        self.job = Job(
+        self.job = self.make_job(num_replicas, microbatch)
+        state, oracle = self.saved
+        self.job.load(state, allow={"fresh_start", "global_batch", "tail"})
+        self.oracle = copy_of(oracle)
+        self.forget()
+
+    def make_job(self, num_replicas: int, microbatch: int) -> Job:
+        return Job(
             self.task.length,
             num_replicas,
             microbatch=microbatch,
@@ -228,10 +237,6 @@ class JobMachine(RuleBasedStateMachine):
             **self.recipe,
             **self.options(),
         )
-        state, oracle = self.saved
-        self.job.load(state, allow={"fresh_start"})
-        self.oracle = copy_of(oracle)
-        self.forget()
 
     def forget(self) -> None:
         self.ahead, self.next_index = [], 0
@@ -317,6 +322,30 @@ class JobMachine(RuleBasedStateMachine):
             self.running.close()
         self.launch(num_replicas, microbatch)
 
+    @rule(global_batch=st.integers(1, 12), tail=st.sampled_from(TAILS), num_replicas=st.integers(1, 5))
+    def migrate(self, global_batch: int, tail: str, num_replicas: int) -> None:
+        """Go on from the last save with another global batch and tail, which must be allowed by name."""
+        state, oracle = self.saved
+        if state is None or self.num_migrations == 4:
+            return
+        if tail == "drop":
+            global_batch = min(global_batch, self.task.length)
+        before = self.recipe
+        self.recipe = {**before, "global_batch": global_batch, "tail": tail}
+        changes = {name for name in ("global_batch", "tail") if before[name] != self.recipe[name]}
+        if changes:
+            self.job = self.make_job(num_replicas, 2)
+            with pytest.raises(RecipeMismatchError, match=changes.pop()):
+                self.job.load(state)
+            self.num_migrations += 1
+        self.task = replace(self.task, global_batch=global_batch, tail=tail)
+        oracle = replace(copy_of(oracle), task=self.task)
+        oracle.epoch, oracle.offset, dropped = self.task.settle(oracle.epoch, oracle.offset)
+        oracle.dropped += dropped
+        self.saved = (state, oracle)
+        self.launch(num_replicas, 2)
+        self.save()
+
     @invariant()
     def counters_are_the_oracles(self) -> None:
         if self.job is not None:
@@ -349,19 +378,21 @@ class AuditedJobMachine(JobMachine):
         return {"ledger": f"{self.directory.name}/ledger"}
 
     def teardown(self) -> None:
-        if self.job is not None:
-            self.deliver(1)  # a launch that delivered nothing is not in the ledger
-            super().teardown()
-            report = audit_ledger(f"{self.directory.name}/ledger")
-            num_committed, num_ahead = self.oracle.samples, self.num_ahead()
-            assert report.verdict == "proven", report.to_text()
-            assert (report.replayed.high, report.omitted.high) == (0, 0)
-            assert (report.samples, report.position) == (num_committed, self.oracle.position)
-            assert (report.updates, report.skipped) == (self.oracle.updates, self.oracle.skipped)
-            assert (report.padding, report.dropped) == (self.oracle.padding, self.oracle.dropped)
-            assert report.in_flight == num_ahead
-            assert report.discarded.low == report.discarded.high == self.num_delivered - num_committed - num_ahead
-        self.directory.cleanup()
+        with self.directory:
+            if self.job is not None:
+                self.deliver(1)  # a launch that delivered nothing is not in the ledger
+                super().teardown()
+                self.expect_proof(audit_ledger(f"{self.directory.name}/ledger"))
+
+    def expect_proof(self, report: AuditReport) -> None:
+        num_committed, num_ahead = self.oracle.samples, self.num_ahead()
+        assert report.verdict == "proven", report.to_text()
+        assert (report.replayed.high, report.omitted.high) == (0, 0)
+        assert (report.samples, report.position) == (num_committed, self.oracle.position)
+        assert (report.updates, report.skipped) == (self.oracle.updates, self.oracle.skipped)
+        assert (report.padding, report.dropped) == (self.oracle.padding, self.oracle.dropped)
+        assert report.in_flight == num_ahead
+        assert report.discarded.low == report.discarded.high == self.num_delivered - num_committed - num_ahead
 
     def num_ahead(self) -> int:
         """Samples delivered since the last commit, load or iter()."""

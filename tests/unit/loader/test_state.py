@@ -208,3 +208,17 @@ def test_a_state_of_another_recipe_that_was_edited_is_still_compared() -> None:
     state = {STATE_KEY: torch.frombuffer(bytearray(encode_cursor(edited)), dtype=torch.uint8)}
     with pytest.raises(RecipeMismatchError, match=r"global_batch\s+8\s+4"):
         make().load_state_dict(state)
+
+
+def test_a_change_declared_before_the_first_update_is_the_same_run(tmp_path: Path) -> None:
+    """A migration at position 0 goes on in the run's ledger; another recipe that nobody declared is refused there."""
+    first = make(ledger=tmp_path)
+    state = first.state_dict()
+    next(iter(first))
+    migrated = make(global_batch=5, ledger=tmp_path)
+    migrated.load_state_dict(state, allow={"global_batch"})
+    next(migrated.updates()).commit()
+    report = audit_ledger(tmp_path)
+    assert (report.verdict, report.samples, report.discarded.low) == ("proven", 5, 2)
+    with pytest.raises(OtherRunError, match="starts at position 0 with another recipe than the run in the ledger"):
+        next(iter(make(global_batch=6, ledger=tmp_path)))
