@@ -75,7 +75,7 @@ KINDS = {
     "RD405": Kind(
         MISSING_EVIDENCE,
         "the coverage digest does not cover all that was committed",
-        "Call loader.check_agreement() before saving, or save with save_checkpoint(), which does.",
+        "Call loader.check_agreement() on all ranks right before saving.",
     ),
     "RD501": Kind(
         VIOLATION, "more was discarded than allowed", "Save checkpoints more often, or raise --max-discarded."
