@@ -182,6 +182,7 @@ class JobMachine(RuleBasedStateMachine):
         self.ahead: list[OracleUpdate] = []
         self.next_index = 0
         self.num_delivered = 0
+        self.num_microbatches = 0
         self.num_migrations = 0
 
     def options(self) -> dict[str, Any]:
@@ -260,6 +261,7 @@ class JobMachine(RuleBasedStateMachine):
                     return
                 self.ahead.append(update)
             assert step is not None
+            self.num_microbatches += 1
             self.num_delivered += sum(len(microbatch.ids) for microbatch in step)
             expect_step(
                 step,
@@ -284,6 +286,19 @@ class JobMachine(RuleBasedStateMachine):
         """Commit the oldest update that was delivered whole."""
         self.running.commit(applied=applied)
         self.oracle.commit(self.ahead.pop(0), applied=applied)
+
+    @rule(count=st.integers(1, 5), then_save=st.booleans())
+    def train(self, count: int, then_save: bool) -> None:
+        """Do what a job does most of the time: read and commit, then perhaps save."""
+        for _ in range(count):
+            while len(self.ahead) <= (self.next_index > 0):
+                before = self.num_microbatches
+                self.deliver(1)
+                if self.num_microbatches == before:
+                    return
+            self.commit(applied=True)
+        if then_save:
+            self.save()
 
     @precondition(lambda self: len(self.ahead) <= (self.next_index > 0))
     @rule()

@@ -136,7 +136,8 @@ def expect_run(
         for index, step in enumerate(split):
             for stream, wanted in zip(streams, step, strict=True):
                 found = next(stream)
-                assert (found.update, found.microbatch, found.num_microbatches) == (number, index, len(split))
+                assert (found.update, found.microbatch) == (number, index)
+                assert found.is_last == (index == len(split) - 1)
                 assert (found.tokens, found.loss_scale) == (0 if tokens is None else total, scale)
                 expect_microbatch(found, wanted, update)
         num_updates, num_microbatches = num_updates + 1, num_microbatches + len(split)

@@ -115,8 +115,37 @@ def test_repeated_rows_are_not_named_by_a_position_of_their_own(
 
 def test_a_wrong_number_of_samples_is_refused() -> None:
     """A dataset that drops a sample would shift all after it onto other IDs."""
-    with pytest.raises(SampleReadError, match=r"expected 4 samples from the dataset's __getitems__, found 3.*in order"):
+    with pytest.raises(SampleReadError, match=r"\b3\b.*in order"):
         next(iter(loader_of(Batched(8, lose=1))))
+
+
+@pytest.mark.parametrize("error", [StopIteration, KeyError, RuntimeError, IndexError, GeneratorExit])
+def test_no_exception_of_a_dataset_passes_for_fewer_samples(error: type[BaseException]) -> None:
+    """Whatever a dataset raises, what ends Python's loops too, is an error and never a short batch."""
+
+    class Ends(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 2:
+                raise error("no more")
+            return index
+
+    with pytest.raises((SampleReadError, GeneratorExit)):
+        next(iter(loader_of(Ends(8))))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_fn_cannot_end_the_run(num_workers: int) -> None:
+    """A StopIteration from a collate_fn is an error, not the end of the run."""
+
+    def collate(samples: list[int]) -> list[int]:
+        return [next(iter([])) for _ in samples] if 4 in samples else samples
+
+    with loader_of(Numbers(16), collate_fn=collate, num_workers=num_workers) as loader:
+        stream = iter(loader)
+        next(stream)
+        with pytest.raises((SampleReadError, RuntimeError)):
+            next(stream)
+        assert loader.cursor.updates == 0
 
 
 def test_samples_that_fail_only_together_are_all_named() -> None:
@@ -128,7 +157,7 @@ def test_samples_that_fail_only_together_are_all_named() -> None:
                 raise MemoryError("too much")
             return indices
 
-    with pytest.raises(SampleReadError, match=r"failed on the samples \[0, 1, 2, 3\] together.*MemoryError"):
+    with pytest.raises(SampleReadError, match=r"the samples \[0, 1, 2, 3\] together.*MemoryError"):
         next(iter(loader_of(NotTogether(8))))
 
 
