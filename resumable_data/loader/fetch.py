@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch.utils.data
 import xxhash
 
@@ -17,26 +18,34 @@ if TYPE_CHECKING:
     from resumable_data.sampler import MicrobatchRows
 
 
-class FetchRequest(NamedTuple):
-    """What a worker is asked for: IDs as the bytes of int64, and what an error needs to name a position."""
+class ReadFailure(NamedTuple):
+    """What a worker gives back in place of samples that it could not read.
 
-    ids: bytes
-    num_padding: int
-    num_filler: int
-    filler_id: int
-    start: int
-    stride: int
+    Attributes:
+        row: The row at fault, None where no single one is.
+        reason: What the dataset raised, in a line.
+        details: The traceback.
+    """
+
+    row: int | None
+    reason: str
+    details: str
 
 
 class Fetched(NamedTuple):
-    """What a worker gives back: collated samples, and the digest of the IDs that it read them by."""
+    """What a worker gives back.
+
+    Attributes:
+        data: The collated samples, or a `ReadFailure`.
+        digest: xxh3_64 of the IDs that it read them by, filler rows' included.
+    """
 
     data: Any
     digest: int
 
 
 class FetchDataset(torch.utils.data.Dataset[Fetched]):
-    """Turns a user's dataset into one whose items are whole microbatches.
+    """Turns a user's dataset into one whose items are whole microbatches, asked for by the bytes of int64 IDs.
 
     Args:
         dataset: Map-style; its ``__getitems__`` is used where it has one.
@@ -48,64 +57,79 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
         self._collate = collate_fn
         self._get_items = getattr(dataset, "__getitems__", None)
 
-    def __getitem__(self, request: FetchRequest) -> Fetched:
-        """Read and collate the samples of one microbatch.
+    def __getitem__(self, request: bytes) -> Fetched:
+        """Read and collate the samples of one microbatch."""
+        ids: list[int] = memoryview(request).cast("q").tolist()
+        samples = self._read_one_by_one(ids) if self._get_items is None else self._read_together(ids)
+        data = samples if isinstance(samples, ReadFailure) else self._make_batch(samples)
+        return Fetched(data, xxhash.xxh3_64_intdigest(request))
 
-        Raises:
-            SampleReadError: The dataset raised; names the sample's ID and position.
-        """
-        ids: list[int] = np.frombuffer(request.ids, np.int64).tolist()
-        digest = xxhash.xxh3_64_intdigest(request.ids)
-        if request.num_filler:
-            ids = ids + [request.filler_id] * request.num_filler
-        return Fetched(self._collate(self._read(ids, request)), digest)
-
-    def _read(self, ids: list[int], request: FetchRequest) -> list[Any]:
-        samples: list[Any] = []
-        if self._get_items is not None:
-            try:
-                samples = self._get_items(ids)
-            except Exception as error:
-                raise self._locate(ids, request, error) from error
-            if len(samples) != len(ids):
-                raise SampleReadError(
-                    f"expected {len(ids)} samples from the dataset's __getitems__, found {len(samples)}: which of the "
-                    f"IDs {ids} they belong to is unknown. Make it return one sample per index, in order."
-                )
-            return samples
+    def _make_batch(self, samples: list[Any]) -> Any:
         try:
-            for sample_id in ids:
-                samples.append(self._dataset[sample_id])
+            return self._collate(samples)
+        except Exception as error:  # a StopIteration would pass for the end of the run
+            failure = _failure(None, error)
+            return failure._replace(reason=f"collate_fn raised {failure.reason}")
+
+    def _read_one_by_one(self, ids: list[int]) -> list[Any] | ReadFailure:
+        samples: list[Any] = []
+        try:
+            samples.extend(map(self._dataset.__getitem__, ids))
         except Exception as error:
-            raise _unreadable(ids, len(samples), request, error) from error
+            return _failure(len(samples), error)
+        if len(samples) != len(ids):  # extend() takes a StopIteration from the dataset for the end of the IDs
+            return ReadFailure(len(samples), "StopIteration from the dataset's __getitem__", "")
         return samples
 
-    def _locate(self, ids: list[int], request: FetchRequest, error: Exception) -> SampleReadError:
+    def _read_together(self, ids: list[int]) -> list[Any] | ReadFailure:
+        assert self._get_items is not None
+        try:
+            samples: list[Any] = self._get_items(ids)
+        except Exception as error:
+            return self._locate(ids, error)
+        if len(samples) != len(ids):
+            reason = (
+                f"expected {len(ids)} samples from the dataset's __getitems__, found {len(samples)}: which is which is "
+                "unknown. Make it return one sample per index, in order"
+            )
+            return ReadFailure(None, reason, "")
+        return samples
+
+    def _locate(self, ids: list[int], error: Exception) -> ReadFailure:
         """Find the sample at fault by reading one at a time."""
         assert self._get_items is not None
         for row, sample_id in enumerate(ids):
             try:
                 self._get_items([sample_id])
             except Exception as own_error:
-                return _unreadable(ids, row, request, own_error)
-        return SampleReadError(
-            f"the dataset's __getitems__ failed on the samples {ids} together, though each can be read alone: "
-            f"{type(error).__name__}: {error}. The cursor did not move."
-        )
+                return _failure(row, own_error)
+        failure = _failure(None, error)
+        return failure._replace(reason=f"each can be read alone, together {failure.reason}")
 
 
-def _unreadable(ids: list[int], row: int, request: FetchRequest, error: Exception) -> SampleReadError:
-    num_rows = len(ids) - request.num_filler
-    if row >= num_rows:
-        place = "repeated as a filler row"
-    elif row >= num_rows - request.num_padding:
-        place = "repeated as a padding row"
-    else:
-        place = f"position {request.start + request.stride * row} of the run"
-    return SampleReadError(
-        f"sample {ids[row]} ({place}) cannot be read: {type(error).__name__}: {error}. The cursor did not "
-        "move: mend the sample and resume from the last checkpoint, nothing is skipped."
+def _failure(row: int | None, error: Exception) -> ReadFailure:
+    return ReadFailure(row, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+
+
+def unreadable(rows: MicrobatchRows, failure: ReadFailure) -> SampleReadError:
+    """The error for a microbatch with a sample that cannot be read; its note is the dataset's own traceback."""
+    error = SampleReadError(
+        f"{_name_sample(rows, failure.row)} cannot be read: {failure.reason}. The cursor did not move: mend the "
+        "dataset and resume from the last checkpoint, nothing is skipped."
     )
+    if failure.details:
+        error.add_note(failure.details)
+    return error
+
+
+def _name_sample(rows: MicrobatchRows, row: int | None) -> str:
+    if row is None:
+        return f"the samples {rows.ids.tolist()} together, from position {rows.start} of the run,"
+    if row >= len(rows.ids):
+        return f"sample {rows.filler_id} (repeated as a filler row)"
+    if row >= rows.num_samples:
+        return f"sample {rows.ids[row]} (repeated as a padding row)"
+    return f"sample {rows.ids[row]} (position {rows.positions()[row]} of the run)"
 
 
 class RequestQueue:
@@ -120,17 +144,24 @@ class RequestQueue:
         self._pending: deque[tuple[MicrobatchRows, int]] = deque()
 
     def start(self, rows: Iterator[MicrobatchRows]) -> deque[tuple[MicrobatchRows, int]]:
-        """Ask for `rows` from now on; the queue returned fills with them and the digests of their IDs."""
+        """Ask for `rows` from now on; the queue returned fills with them and the digests of what is asked for."""
         self._rows = rows
         self._pending = deque()
         return self._pending
 
-    def __iter__(self) -> Iterator[FetchRequest]:
+    def __iter__(self) -> Iterator[bytes]:
         pending = self._pending
         for rows in self._rows:
-            ids = rows.ids.tobytes()
-            pending.append((rows, xxhash.xxh3_64_intdigest(ids)))
-            yield FetchRequest(ids, rows.num_padding, rows.num_filler, rows.filler_id, rows.start, rows.stride)
+            request = rows.ids.tobytes()
+            if rows.num_filler:
+                request += rows.filler_id.to_bytes(8, sys.byteorder) * rows.num_filler
+            pending.append((rows, xxhash.xxh3_64_intdigest(request)))
+            yield request
+
+
+def digest_rows(rows: MicrobatchRows, digest: int) -> int:
+    """The digest of the rows without filler, where `digest` is that of all rows fetched."""
+    return xxhash.xxh3_64_intdigest(rows.ids.tobytes()) if rows.num_filler else digest
 
 
 def check_dataset(dataset: Any) -> int:

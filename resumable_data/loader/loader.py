@@ -12,7 +12,14 @@ from resumable_data.cursor import Cursor, Recipe, check_allowed, encode_cursor, 
 from resumable_data.errors import CommitError, SampleReadError, StaleIteratorError, UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.dataloader import WorkerSeeds, make_dataloader
-from resumable_data.loader.fetch import FetchDataset, RequestQueue, check_dataset
+from resumable_data.loader.fetch import (
+    FetchDataset,
+    ReadFailure,
+    RequestQueue,
+    check_dataset,
+    digest_rows,
+    unreadable,
+)
 from resumable_data.loader.microbatch import Microbatch
 from resumable_data.loader.session import JobSettings, Session
 from resumable_data.loader.state import FRESH_START, make_state, read_state
@@ -166,27 +173,31 @@ class ResumableLoader:
         return self._iterate(self._iteration)
 
     def _iterate(self, iteration: int) -> Iterator[Microbatch]:
-        self._check_current(iteration)
+        if iteration != self._iteration:
+            raise _stale()
         session, pending = self._session, self._requests.start(self._rows())
         session.begin()
         # kept by the loader, not by this generator: to let go of it ends the workers, whoever holds this generator
         self._fetched = iter(self._check_open())
         try:
-            while fetched := self._fetch(iteration):
+            while True:
+                if iteration != self._iteration:
+                    raise _stale()
+                fetched = next(self._fetched, None)
+                if fetched is None:
+                    if pending:
+                        raise _ended_early(pending[0][0])
+                    return
                 rows, expected = pending.popleft()
                 if fetched.digest != expected:
                     raise _other_samples(rows)
-                session.deliver(rows, fetched.digest)
+                if type(fetched.data) is ReadFailure:
+                    raise unreadable(rows, fetched.data)
+                session.deliver(rows, digest_rows(rows, expected))
                 yield Microbatch(fetched.data, rows)
         finally:
             if iteration == self._iteration:
                 self._fetched = None
-
-    def _fetch(self, iteration: int) -> Fetched | None:
-        """The next microbatch of an iterator that must be the current one; None at the run's end."""
-        self._check_current(iteration)
-        assert self._fetched is not None
-        return next(self._fetched, None)
 
     def _make_stale(self) -> None:
         """Make all iterators invalid, and end their workers where these are not persistent."""
@@ -317,12 +328,19 @@ class ResumableLoader:
             raise UsageError("this loader is closed; make a new one and load the state to go on")
         return self._dataloader
 
-    def _check_current(self, iteration: int) -> None:
-        if iteration != self._iteration:
-            raise StaleIteratorError(
-                "this iterator was made before the loader was iterated again, loaded or closed; what it would give is "
-                "not what comes next. Use the iterator of a new iter(loader)."
-            )
+
+def _stale() -> StaleIteratorError:
+    return StaleIteratorError(
+        "this iterator was made before the loader was iterated again, loaded or closed; what it would give is not what "
+        "comes next. Use the iterator of a new iter(loader)."
+    )
+
+
+def _ended_early(rows: MicrobatchRows) -> SampleReadError:
+    return SampleReadError(
+        f"expected the data of update {rows.update}, microbatch {rows.microbatch}, found that the DataLoader had ended. "
+        "The cursor did not move; resume from the last checkpoint, nothing is skipped."
+    )
 
 
 def _other_samples(rows: MicrobatchRows) -> SampleReadError:

@@ -26,16 +26,13 @@ class Microbatch:
         is_last: Whether the optimizer steps after this one.
     """
 
-    __slots__ = ("_device", "_non_blocking", "_rows", "data", "loss_scale")
+    __slots__ = ("_moved", "_rows", "data", "loss_scale")
 
-    def __init__(
-        self, data: Any, rows: MicrobatchRows, device: torch.device | None = None, *, non_blocking: bool = False
-    ) -> None:
+    def __init__(self, data: Any, rows: MicrobatchRows, moved: tuple[torch.device, bool] | None = None) -> None:
         self.data = data
         self.loss_scale = rows.loss_scale
         self._rows = rows
-        self._device = device
-        self._non_blocking = non_blocking
+        self._moved = moved  # the device that `to` was called with, and non_blocking
 
     @property
     def update(self) -> int:
@@ -50,7 +47,7 @@ class Microbatch:
     @property
     def count(self) -> int:
         """Microbatches of this update, the same on all ranks."""
-        return self._rows.num_microbatches
+        return self._rows.shape.num_microbatches
 
     @property
     def is_last(self) -> bool:
@@ -74,7 +71,10 @@ class Microbatch:
         weights = torch.ones(num_rows + self._rows.num_filler)
         if self._rows.num_filler:
             weights[num_rows:] = 0
-        return weights if self._device is None else weights.to(self._device, non_blocking=self._non_blocking)
+        if self._moved is None:
+            return weights
+        device, non_blocking = self._moved
+        return weights.to(device, non_blocking=non_blocking)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Microbatch:
         """The same microbatch with `data` and `weights` on `device`.
@@ -84,7 +84,7 @@ class Microbatch:
             non_blocking: As for ``torch.Tensor.to``; of use with pinned memory.
         """
         device = torch.device(device)
-        return Microbatch(_to(self.data, device, non_blocking), self._rows, device, non_blocking=non_blocking)
+        return Microbatch(_to(self.data, device, non_blocking), self._rows, (device, non_blocking))
 
     def __repr__(self) -> str:
         return f"Microbatch(update={self.update}, index={self.index}, count={self.count}, ids={self.ids.tolist()})"

@@ -126,7 +126,7 @@ class Session:
                 rows.update,
                 rows.microbatch,
                 start=rows.start,
-                stride=rows.stride,
+                stride=rows.shape.stride,
                 count=len(rows.ids),
                 padding=rows.num_padding,
                 filler=rows.num_filler,

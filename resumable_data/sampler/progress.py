@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from resumable_data.cursor import NO_ROWS, Committed, CoverageSpan, add_lanes
@@ -11,22 +10,10 @@ from resumable_data.errors import CommitError
 
 if TYPE_CHECKING:
     from resumable_data.cursor import Cursor, Lanes
-    from resumable_data.plan import UpdateSpan
     from resumable_data.sampler.rank_rows import MicrobatchRows
 
 MAX_UNCOMMITTED = 64
 """Updates that may be delivered ahead of commit(); more than that means that commit() is never called."""
-
-
-@dataclass(slots=True)
-class _Delivered:
-    """One update, as far as this rank was handed it."""
-
-    update: int
-    span: UpdateSpan
-    lanes: Lanes
-    tokens: int
-    is_complete: bool
 
 
 class Progress:
@@ -45,7 +32,9 @@ class Progress:
         self._cursor = cursor
         self._next_update = cursor.updates
         self._committed = Committed()
-        self._delivered: deque[_Delivered] = deque()
+        self._delivered: deque[tuple[MicrobatchRows, Lanes]] = deque()  # complete updates: last microbatch, digest
+        self._open_lanes: Lanes = NO_ROWS  # of the update that is not complete
+        self._is_open = False
         self._own_lanes: Lanes = NO_ROWS
         self._own_start = cursor.position
 
@@ -64,11 +53,12 @@ class Progress:
     @property
     def has_uncommitted(self) -> bool:
         """Whether something was delivered that is not committed."""
-        return bool(self._delivered)
+        return self._is_open or bool(self._delivered)
 
     def rewind(self) -> None:
         """Forget what was delivered and not committed: it is read again."""
         self._delivered.clear()
+        self._is_open, self._open_lanes = False, NO_ROWS
 
     def deliver(self, rows: MicrobatchRows) -> None:
         """Take down that `rows` were handed to the training loop.
@@ -76,18 +66,20 @@ class Progress:
         Raises:
             CommitError: Too many updates were delivered and none of them committed.
         """
-        if rows.microbatch == 0:
-            if len(self._delivered) == MAX_UNCOMMITTED:
-                raise CommitError(
-                    f"{MAX_UNCOMMITTED} updates were delivered since update {self._next_update}, none was "
-                    "committed. A checkpoint saved now would repeat all of them. Call loader.commit() after each "
-                    "optimizer.step()."
-                )
-            self._delivered.append(_Delivered(rows.update, rows.span, rows.lanes, rows.tokens, rows.is_last))
-            return
-        last = self._delivered[-1]
-        last.lanes = add_lanes(last.lanes, rows.lanes)
-        last.is_complete = rows.is_last
+        if len(self._delivered) == MAX_UNCOMMITTED:
+            raise CommitError(
+                f"{MAX_UNCOMMITTED} updates were delivered since update {self._next_update}, none was committed. A "
+                "checkpoint saved now would repeat all of them. Call loader.commit() after each optimizer.step()."
+            )
+        lanes = rows.lane_0, rows.lane_1
+        if self._is_open:
+            lanes = add_lanes(self._open_lanes, lanes)
+        if rows.is_last:
+            self._delivered.append((rows, lanes))
+            self._is_open = False
+        else:
+            self._open_lanes = lanes
+            self._is_open = True
 
     def commit(self, *, applied: bool) -> int:
         """Move the cursor to the end of the update at the cursor.
@@ -98,26 +90,26 @@ class Progress:
         Raises:
             CommitError: That update's last microbatch was not delivered.
         """
-        if not self._delivered or not self._delivered[0].is_complete:
-            found = "only a part of it was" if self._delivered else "nothing of it was"
+        if not self._delivered:
+            found = "only a part of it was" if self._is_open else "nothing of it was"
             raise CommitError(
                 f"commit() expects that the last microbatch of update {self._next_update} was delivered; {found}. "
                 "The cursor did not move. Call commit() once per update, after the microbatch with is_last and the "
                 "optimizer step."
             )
-        done, total = self._delivered.popleft(), self._committed
-        start, num_samples, padding = done.span
-        total.stop = start + num_samples
+        (last, lanes), total = self._delivered.popleft(), self._committed
+        _, num_samples, padding, _ = last.shape
+        total.stop = last.update_start + num_samples
         if applied:
             total.applied += 1
         else:
             total.skipped += 1
         total.samples += num_samples
         total.padding += padding
-        total.tokens += done.tokens
-        self._own_lanes = add_lanes(self._own_lanes, done.lanes)
+        total.tokens += last.tokens
+        self._own_lanes = add_lanes(self._own_lanes, lanes)
         self._next_update += 1
-        return done.update
+        return last.update
 
     @property
     def own_coverage(self) -> CoverageSpan:

@@ -8,8 +8,10 @@ double up to `BLOCK_ROWS` rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from resumable_data.cursor import row_hashes
@@ -52,43 +54,70 @@ class RankLayout:
             raise TopologyError(f"rank must be an integer in [0, {self.num_replicas}), got {self.rank!r}")
 
 
-class MicrobatchRows(NamedTuple):
+class UpdateShape(NamedTuple):
+    """What equal updates, one after another, have in common.
+
+    Attributes:
+        num_microbatches: Microbatches of each update, on every rank.
+        num_samples: Samples of each update.
+        padding: Padding rows of each update.
+        stride: Distance between rows of one rank, the number of ranks.
+    """
+
+    num_microbatches: int
+    num_samples: int
+    padding: int
+    stride: int
+
+
+# gc=False: thousands of these are made at once, none is in a cycle, and the collector would look through all of them
+class MicrobatchRows(msgspec.Struct, frozen=True, gc=False):
     """What one rank reads in one microbatch.
 
     Attributes:
         update: Index of the update in the run.
-        span: The update's positions.
+        update_start: Position where the update starts.
         microbatch: Index of the microbatch in its update.
-        num_microbatches: Microbatches of the update, on every rank.
-        start: Position of the first row; row k is at ``start + stride * k``.
-        stride: Distance between rows, the number of ranks.
-        ids: IDs of the rows, padding rows last, filler rows not among them: (k,) int64.
+        start: Position of the first row; row k is at ``start + shape.stride * k``.
+        ids: IDs of the rows, padding rows last, filler rows not among them: (k,) int64, read-only.
         num_padding: How many of `ids` are padding rows.
         num_filler: Filler rows to add after them.
         filler_id: The ID that filler rows repeat.
-        lanes: What the rows that are no padding add to the coverage digest.
+        lane_0: What the rows that are no padding add to the first lane of the coverage digest.
+        lane_1: And to the second.
         loss_scale: The factor for the sum of the microbatch's losses.
         tokens: Target tokens of the whole update, 0 where not known.
+        shape: What all updates of this size have in common.
     """
 
     update: int
-    span: UpdateSpan
+    update_start: int
     microbatch: int
-    num_microbatches: int
     start: int
-    stride: int
     ids: NDArray[np.int64]
     num_padding: int
     num_filler: int
     filler_id: int
-    lanes: tuple[int, int]
+    lane_0: int
+    lane_1: int
     loss_scale: float
     tokens: int
+    shape: UpdateShape
 
     @property
     def is_last(self) -> bool:
         """Whether the update is complete with this microbatch."""
-        return self.microbatch == self.num_microbatches - 1
+        return self.microbatch == self.shape.num_microbatches - 1
+
+    @property
+    def span(self) -> UpdateSpan:
+        """The update's positions."""
+        return UpdateSpan(self.update_start, self.shape.num_samples, self.shape.padding)
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """What the rows that are no padding add to the coverage digest."""
+        return self.lane_0, self.lane_1
 
     @property
     def num_samples(self) -> int:
@@ -97,7 +126,7 @@ class MicrobatchRows(NamedTuple):
 
     def positions(self) -> NDArray[np.int64]:
         """Positions of the rows that are neither padding nor filler: (num_samples,) int64."""
-        return self.start + self.stride * np.arange(self.num_samples, dtype=np.int64)
+        return self.start + self.shape.stride * np.arange(self.num_samples, dtype=np.int64)
 
 
 class RankRows:
@@ -125,7 +154,7 @@ class RankRows:
                 block_rows = min(2 * max(block_rows, self._layout.microbatch), BLOCK_ROWS)
             update += segment.num_updates
 
-    def _blocks(self, segment: Segment, update: int, block_rows: int) -> Iterator[list[MicrobatchRows]]:
+    def _blocks(self, segment: Segment, update: int, block_rows: int) -> Iterator[Iterator[MicrobatchRows]]:
         """The segment's microbatches in blocks that grow from about `block_rows` rows."""
         layout = self._layout
         plan = BatchPlan(
@@ -140,48 +169,30 @@ class RankRows:
             first += size
             block_rows = min(2 * max(block_rows, rows_of_one), BLOCK_ROWS)
 
-    def _block(self, places: _Places, update: int, weights: UpdateWeights) -> list[MicrobatchRows]:
+    def _block(self, places: _Places, update: int, weights: UpdateWeights) -> Iterator[MicrobatchRows]:
         """The microbatches at `places`; the segment's first update has index `update`."""
         rows_held = self._layout.microbatch if self._layout.pad_microbatches else 1
         num_filler = np.maximum(rows_held - np.diff(places.edges), 0)
         ids, filler_ids = self._lookup(places, num_filler)
         lanes, num_padding = _sum_lanes(places, ids)
-        columns = zip(
-            places.number.tolist(),
+        loss_scales, tokens = weights.of(places.number.tolist())
+        edges = places.edges.tolist()
+        # column by column, in the order of the fields, so that no line of Python runs per microbatch
+        return map(
+            MicrobatchRows,
+            (update + places.number).tolist(),
             places.update_starts.tolist(),
             places.index.tolist(),
             places.starts.tolist(),
-            places.edges[:-1].tolist(),
-            places.edges[1:].tolist(),
+            map(ids.__getitem__, map(slice, edges[:-1], edges[1:])),
             num_padding.tolist(),
             num_filler.tolist(),
             filler_ids.tolist(),
             *lanes.tolist(),
-            weights.of(places.number.tolist()),
-            strict=True,
+            loss_scales,
+            tokens,
+            repeat(UpdateShape(places.num_microbatches, places.span.num_samples, places.span.padding, places.stride)),
         )
-        num_microbatches, stride = places.num_microbatches, places.stride
-        _, num_samples, padding = places.span
-        return [
-            MicrobatchRows(
-                update=update + number,
-                span=UpdateSpan(update_start, num_samples, padding),
-                microbatch=index,
-                num_microbatches=num_microbatches,
-                start=start,
-                stride=stride,
-                ids=ids[first:stop],
-                num_padding=own_padding,
-                num_filler=filler,
-                filler_id=filler_id,
-                lanes=(lane_0, lane_1),
-                loss_scale=weight[0],
-                tokens=weight[1],
-            )
-            for (
-                number, update_start, index, start, first, stop, own_padding, filler, filler_id, lane_0, lane_1, weight
-            ) in columns
-        ]  # fmt: skip
 
     def _lookup(self, places: _Places, num_filler: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """IDs of the rows, read-only, and of each microbatch's filler (0 where it has none)."""

@@ -102,11 +102,12 @@ class UpdateWeights:
         self._tokens: list[int] = []
         self._loss_scale = weight.factor / segment.span.num_rows
 
-    def of(self, numbers: list[int]) -> list[tuple[float, int]]:
-        """(loss_scale, target tokens) of the segment's updates `numbers`, which must never decrease."""
+    def of(self, numbers: list[int]) -> tuple[list[float], list[int]]:
+        """Loss scales, and target tokens, of the segment's updates `numbers`, which must never decrease."""
         if self._weight.targets is None:
-            return [(self._loss_scale, 0)] * len(numbers)
-        return [self._of(number) for number in numbers]
+            return [self._loss_scale] * len(numbers), [0] * len(numbers)
+        pairs = [self._of(number) for number in numbers]
+        return [loss_scale for loss_scale, _ in pairs], [tokens for _, tokens in pairs]
 
     def _of(self, number: int) -> tuple[float, int]:
         while number >= self._first + len(self._tokens):
