@@ -338,7 +338,7 @@ def _stale() -> StaleIteratorError:
 
 def _ended_early(rows: MicrobatchRows) -> SampleReadError:
     return SampleReadError(
-        f"expected the data of update {rows.update}, microbatch {rows.microbatch}, found that the DataLoader had ended. "
+        f"expected the data of update {rows.update}, microbatch {rows.microbatch}, found that the DataLoader ended. "
         "The cursor did not move; resume from the last checkpoint, nothing is skipped."
     )
 
