@@ -338,8 +338,9 @@ def _stale() -> StaleIteratorError:
 
 def _ended_early(rows: MicrobatchRows) -> SampleReadError:
     return SampleReadError(
-        f"expected the data of update {rows.update}, microbatch {rows.microbatch}, found that the DataLoader ended. "
-        "The cursor did not move; resume from the last checkpoint, nothing is skipped."
+        f"expected the data of update {rows.update}, microbatch {rows.microbatch}; found that the DataLoader had "
+        "ended, because collate_fn raised StopIteration. The cursor did not move; mend collate_fn and resume from the "
+        "last checkpoint, nothing is skipped."
     )
 
 
