@@ -86,7 +86,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
-    for cost_s, num_batches in ((0.0, 4000), (ITEM_COST_S, 400)):
+    for cost_s, num_batches in ((0.0, 1500), (ITEM_COST_S, 300)):
         for num_workers in (0, 2):
             dataset = BusyItems(cost_s)
             cases = {

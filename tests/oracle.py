@@ -224,7 +224,7 @@ class OracleCursor:
         self.dropped += update.dropped
         self.epoch, self.offset = update.next_epoch, update.next_offset
         if self.target_tokens is not None:
-            self.tokens += sum(self.target_tokens[row.id] for row in update.rows)
+            self.tokens += sum(self.target_tokens[row.id] for row in update.samples)
 
 
 # The coverage digest. Odd constants are the first 64 bits after the point of irrational numbers, lowest bit set.

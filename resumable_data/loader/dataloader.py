@@ -11,6 +11,8 @@ import xxhash
 from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from resumable_data.loader.fetch import FetchDataset, Fetched, RequestQueue
 
 DATALOADER_OPTIONS = frozenset(
@@ -45,6 +47,17 @@ def make_dataloader(
             f"DataLoader's other options it takes {sorted(DATALOADER_OPTIONS)}."
         )
     return torch.utils.data.DataLoader(dataset, batch_size=None, sampler=requests, collate_fn=_as_it_is, **options)
+
+
+def fetch_all(dataloader: torch.utils.data.DataLoader[Fetched], requests: RequestQueue) -> Iterator[Fetched]:
+    """What `dataloader` gives for its `requests`, one after another.
+
+    With no workers and no pinning the DataLoader would only call the dataset, at 10 microseconds a call: it is left
+    out then.
+    """
+    if dataloader.num_workers == 0 and not dataloader.pin_memory:
+        return map(dataloader.dataset.__getitem__, requests)
+    return iter(dataloader)
 
 
 def _as_it_is(fetched: Any) -> Any:

@@ -32,16 +32,9 @@ class ReadFailure(NamedTuple):
     details: str
 
 
-class Fetched(NamedTuple):
-    """What a worker gives back.
-
-    Attributes:
-        data: The collated samples, or a `ReadFailure`.
-        digest: xxh3_64 of the IDs that it read them by, filler rows' included.
-    """
-
-    data: Any
-    digest: int
+# What a worker gives back: the collated samples or a ReadFailure; and xxh3_64 of the IDs that it read them by, filler
+# rows' included.
+Fetched = tuple[Any, int]
 
 
 class FetchDataset(torch.utils.data.Dataset[Fetched]):
@@ -60,40 +53,23 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
     def __getitem__(self, request: bytes) -> Fetched:
         """Read and collate the samples of one microbatch."""
         ids: list[int] = memoryview(request).cast("q").tolist()
-        samples = self._read_one_by_one(ids) if self._get_items is None else self._read_together(ids)
-        data = samples if isinstance(samples, ReadFailure) else self._make_batch(samples)
-        return Fetched(data, xxhash.xxh3_64_intdigest(request))
-
-    def _make_batch(self, samples: list[Any]) -> Any:
-        try:
-            return self._collate(samples)
-        except Exception as error:  # a StopIteration would pass for the end of the run
-            failure = _failure(None, error)
-            return failure._replace(reason=f"collate_fn raised {failure.reason}")
-
-    def _read_one_by_one(self, ids: list[int]) -> list[Any] | ReadFailure:
         samples: list[Any] = []
         try:
-            samples.extend(map(self._dataset.__getitem__, ids))
-        except Exception as error:
-            return _failure(len(samples), error)
-        if len(samples) != len(ids):  # extend() takes a StopIteration from the dataset for the end of the IDs
-            return ReadFailure(len(samples), "StopIteration from the dataset's __getitem__", "")
-        return samples
+            if self._get_items is None:
+                for sample_id in ids:
+                    samples.append(self._dataset[sample_id])  # where it stops is the row at fault
+            else:
+                samples = self._get_items(ids)
+            data = self._collate(samples) if len(samples) == len(ids) else _wrong_number(samples, ids)
+        except Exception as error:  # raised here, a StopIteration would pass for the end of the run
+            data = self._explain(samples, ids, error)
+        return data, xxhash.xxh3_64_intdigest(request)
 
-    def _read_together(self, ids: list[int]) -> list[Any] | ReadFailure:
-        assert self._get_items is not None
-        try:
-            samples: list[Any] = self._get_items(ids)
-        except Exception as error:
-            return self._locate(ids, error)
-        if len(samples) != len(ids):
-            reason = (
-                f"expected {len(ids)} samples from the dataset's __getitems__, found {len(samples)}: which is which is "
-                "unknown. Make it return one sample per index, in order"
-            )
-            return ReadFailure(None, reason, "")
-        return samples
+    def _explain(self, samples: list[Any], ids: list[int], error: Exception) -> ReadFailure:
+        if len(samples) == len(ids):
+            failure = _failure(None, error)
+            return failure._replace(reason=f"collate_fn raised {failure.reason}")
+        return _failure(len(samples), error) if self._get_items is None else self._locate(ids, error)
 
     def _locate(self, ids: list[int], error: Exception) -> ReadFailure:
         """Find the sample at fault by reading one at a time."""
@@ -105,6 +81,14 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
                 return _failure(row, own_error)
         failure = _failure(None, error)
         return failure._replace(reason=f"each can be read alone, together {failure.reason}")
+
+
+def _wrong_number(samples: list[Any], ids: list[int]) -> ReadFailure:
+    reason = (
+        f"expected {len(ids)} samples from the dataset's __getitems__, found {len(samples)}: which is which is "
+        "unknown. Make it return one sample per index, in order"
+    )
+    return ReadFailure(None, reason, "")
 
 
 def _failure(row: int | None, error: Exception) -> ReadFailure:
@@ -125,7 +109,7 @@ def unreadable(rows: MicrobatchRows, failure: ReadFailure) -> SampleReadError:
 def _name_sample(rows: MicrobatchRows, row: int | None) -> str:
     if row is None:
         return f"the samples {rows.ids.tolist()} together, from position {rows.start} of the run,"
-    if row >= len(rows.ids):
+    if row >= rows.num_rows:
         return f"sample {rows.filler_id} (repeated as a filler row)"
     if row >= rows.num_samples:
         return f"sample {rows.ids[row]} (repeated as a padding row)"
@@ -152,16 +136,11 @@ class RequestQueue:
     def __iter__(self) -> Iterator[bytes]:
         pending = self._pending
         for rows in self._rows:
-            request = rows.ids.tobytes()
+            request = rows.ids_bytes
             if rows.num_filler:
                 request += rows.filler_id.to_bytes(8, sys.byteorder) * rows.num_filler
             pending.append((rows, xxhash.xxh3_64_intdigest(request)))
             yield request
-
-
-def digest_rows(rows: MicrobatchRows, digest: int) -> int:
-    """The digest of the rows without filler, where `digest` is that of all rows fetched."""
-    return xxhash.xxh3_64_intdigest(rows.ids.tobytes()) if rows.num_filler else digest
 
 
 def check_dataset(dataset: Any) -> int:

@@ -11,13 +11,12 @@ import torch.utils.data
 from resumable_data.cursor import Cursor, Recipe, check_allowed, encode_cursor, resume_cursor
 from resumable_data.errors import CommitError, SampleReadError, StaleIteratorError, UsageError
 from resumable_data.ledger import Ledger
-from resumable_data.loader.dataloader import WorkerSeeds, make_dataloader
+from resumable_data.loader.dataloader import WorkerSeeds, fetch_all, make_dataloader
 from resumable_data.loader.fetch import (
     FetchDataset,
     ReadFailure,
     RequestQueue,
     check_dataset,
-    digest_rows,
     unreadable,
 )
 from resumable_data.loader.microbatch import Microbatch
@@ -178,7 +177,7 @@ class ResumableLoader:
         session, pending = self._session, self._requests.start(self._rows())
         session.begin()
         # kept by the loader, not by this generator: to let go of it ends the workers, whoever holds this generator
-        self._fetched = iter(self._check_open())
+        self._fetched = fetch_all(self._check_open(), self._requests)
         try:
             while True:
                 if iteration != self._iteration:
@@ -188,13 +187,13 @@ class ResumableLoader:
                     if pending:
                         raise _ended_early(pending[0][0])
                     return
-                rows, expected = pending.popleft()
-                if fetched.digest != expected:
+                (rows, expected), (data, digest) = pending.popleft(), fetched
+                if digest != expected:
                     raise _other_samples(rows)
-                if type(fetched.data) is ReadFailure:
-                    raise unreadable(rows, fetched.data)
-                session.deliver(rows, digest_rows(rows, expected))
-                yield Microbatch(fetched.data, rows)
+                if type(data) is ReadFailure:
+                    raise unreadable(rows, data)
+                session.deliver(rows, digest)
+                yield Microbatch(data, rows)
         finally:
             if iteration == self._iteration:
                 self._fetched = None
@@ -346,7 +345,7 @@ def _ended_early(rows: MicrobatchRows) -> SampleReadError:
 
 def _other_samples(rows: MicrobatchRows) -> SampleReadError:
     return SampleReadError(
-        f"a worker read other samples than the {len(rows.ids)} it was asked for in update {rows.update}, microbatch "
+        f"a worker read other samples than the {rows.num_rows} it was asked for in update {rows.update}, microbatch "
         f"{rows.microbatch}. The cursor did not move; this machine's memory may be at fault."
     )
 

@@ -26,11 +26,12 @@ class Microbatch:
         is_last: Whether the optimizer steps after this one.
     """
 
-    __slots__ = ("_moved", "_rows", "data", "loss_scale")
+    __slots__ = ("_moved", "_rows", "data", "is_last", "loss_scale")
 
     def __init__(self, data: Any, rows: MicrobatchRows, moved: tuple[torch.device, bool] | None = None) -> None:
         self.data = data
         self.loss_scale = rows.loss_scale
+        self.is_last = rows.is_last
         self._rows = rows
         self._moved = moved  # the device that `to` was called with, and non_blocking
 
@@ -50,11 +51,6 @@ class Microbatch:
         return self._rows.shape.num_microbatches
 
     @property
-    def is_last(self) -> bool:
-        """Whether the optimizer steps after this one."""
-        return self._rows.is_last
-
-    @property
     def ids(self) -> NDArray[np.int64]:
         """IDs of the samples, without padding and filler rows: (num_samples,) int64."""
         return self._rows.ids[: self._rows.num_samples]
@@ -67,7 +63,7 @@ class Microbatch:
     @property
     def weights(self) -> torch.Tensor:
         """1 for each row of a sample, 0 for filler rows, which come last: (rows,) float32."""
-        num_rows = len(self._rows.ids)
+        num_rows = self._rows.num_rows
         weights = torch.ones(num_rows + self._rows.num_filler)
         if self._rows.num_filler:
             weights[num_rows:] = 0

@@ -77,6 +77,7 @@ class Session:
         self._settings = settings
         self._progress = Progress(start, is_alone=settings.layout.num_replicas == 1)
         self._writer: RankWriter | None = None
+        self._keeps_ids = settings.ledger is not None and settings.ledger.ids == "full"
         self._has_begun = False
 
     @property
@@ -119,20 +120,24 @@ class Session:
         self._has_begun = True
 
     def deliver(self, rows: MicrobatchRows, digest: int) -> None:
-        """Take down that `rows`, whose fetched IDs have `digest`, are handed to the training loop."""
+        """Take down that `rows` are handed to the training loop; `digest` is that of all rows fetched."""
         self._progress.deliver(rows)
-        if self._writer is not None:
-            self._writer.delivered(
-                rows.update,
-                rows.microbatch,
-                start=rows.start,
-                stride=rows.shape.stride,
-                count=len(rows.ids),
-                padding=rows.num_padding,
-                filler=rows.num_filler,
-                digest=digest,
-                ids=rows.ids,
-            )
+        writer = self._writer
+        if writer is None:
+            return
+        if rows.num_filler:
+            digest = xxhash.xxh3_64_intdigest(rows.ids_bytes)
+        writer.delivered(
+            rows.update,
+            rows.microbatch,
+            rows.start,
+            rows.shape.stride,
+            rows.num_rows,
+            rows.num_padding,
+            rows.num_filler,
+            digest,
+            rows.ids if self._keeps_ids else None,
+        )
 
     def commit(self, *, applied: bool) -> None:
         """Move the cursor past the update at the cursor."""

@@ -32,8 +32,8 @@ class Progress:
         self._cursor = cursor
         self._next_update = cursor.updates
         self._committed = Committed()
-        self._delivered: deque[tuple[MicrobatchRows, Lanes]] = deque()  # complete updates: last microbatch, digest
-        self._open_lanes: Lanes = NO_ROWS  # of the update that is not complete
+        self._delivered: deque[tuple[MicrobatchRows, int, int]] = deque()  # complete updates: last microbatch, lanes
+        self._open_lanes = [0, 0]  # of the update that is not complete
         self._is_open = False
         self._own_lanes: Lanes = NO_ROWS
         self._own_start = cursor.position
@@ -58,7 +58,7 @@ class Progress:
     def rewind(self) -> None:
         """Forget what was delivered and not committed: it is read again."""
         self._delivered.clear()
-        self._is_open, self._open_lanes = False, NO_ROWS
+        self._is_open, self._open_lanes = False, [0, 0]
 
     def deliver(self, rows: MicrobatchRows) -> None:
         """Take down that `rows` were handed to the training loop.
@@ -67,19 +67,20 @@ class Progress:
             CommitError: Too many updates were delivered and none of them committed.
         """
         if len(self._delivered) == MAX_UNCOMMITTED:
-            raise CommitError(
-                f"{MAX_UNCOMMITTED} updates were delivered since update {self._next_update}, none was committed. A "
-                "checkpoint saved now would repeat all of them. Call loader.commit() after each optimizer.step()."
-            )
-        lanes = rows.lane_0, rows.lane_1
-        if self._is_open:
-            lanes = add_lanes(self._open_lanes, lanes)
+            raise self._never_committed()
+        lanes = self._open_lanes
+        lanes[0] += rows.lane_0
+        lanes[1] += rows.lane_1
+        self._is_open = not rows.is_last
         if rows.is_last:
-            self._delivered.append((rows, lanes))
-            self._is_open = False
-        else:
-            self._open_lanes = lanes
-            self._is_open = True
+            self._delivered.append((rows, lanes[0], lanes[1]))
+            self._open_lanes = [0, 0]
+
+    def _never_committed(self) -> CommitError:
+        return CommitError(
+            f"{MAX_UNCOMMITTED} updates were delivered since update {self._next_update}, none was committed. A "
+            "checkpoint saved now would repeat all of them. Call loader.commit() after each optimizer.step()."
+        )
 
     def commit(self, *, applied: bool) -> int:
         """Move the cursor to the end of the update at the cursor.
@@ -97,7 +98,7 @@ class Progress:
                 "The cursor did not move. Call commit() once per update, after the microbatch with is_last and the "
                 "optimizer step."
             )
-        (last, lanes), total = self._delivered.popleft(), self._committed
+        (last, lane_0, lane_1), total = self._delivered.popleft(), self._committed
         _, num_samples, padding, _ = last.shape
         total.stop = last.update_start + num_samples
         if applied:
@@ -107,7 +108,7 @@ class Progress:
         total.samples += num_samples
         total.padding += padding
         total.tokens += last.tokens
-        self._own_lanes = add_lanes(self._own_lanes, lanes)
+        self._own_lanes = add_lanes(self._own_lanes, (lane_0, lane_1))
         self._next_update += 1
         return last.update
 

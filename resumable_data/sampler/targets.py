@@ -99,7 +99,7 @@ class UpdateWeights:
         self._order = order
         self._segment = segment
         self._first = 0
-        self._tokens: list[int] = []
+        self._tokens: list[tuple[int, int]] = []
         self._loss_scale = weight.factor / segment.span.num_rows
 
     def of(self, numbers: list[int]) -> tuple[list[float], list[int]]:
@@ -113,23 +113,34 @@ class UpdateWeights:
         while number >= self._first + len(self._tokens):
             self._first += len(self._tokens)
             self._tokens = self._count(self._first)
-        tokens = self._tokens[number - self._first]
+        of_rows, of_samples = self._tokens[number - self._first]
         if self._weight.normalize == "tokens":
-            return self._weight.factor / max(tokens, 1), tokens
-        return self._loss_scale, tokens
+            return self._weight.factor / max(of_rows, 1), of_samples
+        return self._loss_scale, of_samples
 
-    def _count(self, first: int) -> list[int]:
-        """Target tokens of some updates from `first` on, every row of them, whoever reads it."""
+    def _count(self, first: int) -> list[tuple[int, int]]:
+        """Target tokens of all rows, and of all samples, of some updates from `first` on, whoever reads them."""
         span, num_updates_left = self._segment
         num_updates = min(max(1, _CHUNK // span.num_rows), num_updates_left - first)
-        assert self._weight.targets is not None
         start = span.start + first * span.num_samples
-        if span.num_rows <= _CHUNK:
-            rows = start + np.arange(num_updates * span.num_rows, dtype=np.int64)
-            counts = self._weight.targets.count(row_ids(self._order, rows, span))
-            return [int(total) for total in counts.reshape(num_updates, span.num_rows).sum(axis=1)]
-        total = 0
-        for chunk in range(0, span.num_rows, _CHUNK):
-            rows = start + np.arange(chunk, min(chunk + _CHUNK, span.num_rows), dtype=np.int64)
-            total += int(self._weight.targets.count(row_ids(self._order, rows, span)).sum())
-        return [total]
+        if span.num_rows > _CHUNK:
+            return [self._count_in_chunks(start)]
+        counts = self._count_rows(start, num_updates * span.num_rows).reshape(num_updates, span.num_rows)
+        of_samples = counts[:, : span.num_samples].sum(axis=1)
+        return list(zip(counts.sum(axis=1).tolist(), of_samples.tolist(), strict=True))
+
+    def _count_in_chunks(self, start: int) -> tuple[int, int]:
+        """The same of one update that is too large to be looked at in one piece."""
+        span = self._segment.span
+        of_rows = of_samples = 0
+        for row in range(0, span.num_rows, _CHUNK):
+            counts = self._count_rows(start + row, min(_CHUNK, span.num_rows - row))
+            of_rows += int(counts.sum())
+            of_samples += int(counts[: max(0, span.num_samples - row)].sum())
+        return of_rows, of_samples
+
+    def _count_rows(self, start: int, num_rows: int) -> NDArray[np.int64]:
+        """Target tokens of the rows from position `start` on: (num_rows,) int64."""
+        assert self._weight.targets is not None
+        rows = start + np.arange(num_rows, dtype=np.int64)
+        return self._weight.targets.count(row_ids(self._order, rows, self._segment.span))

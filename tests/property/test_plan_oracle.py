@@ -129,6 +129,7 @@ def expect_run(
     num_updates, num_microbatches = 0, 0
     for number, update in enumerate(cursor.upcoming(), start=cursor.updates):
         total = len(update.rows) if tokens is None else sum(tokens[row.id] for row in update.rows)
+        committed = 0 if tokens is None else sum(tokens[row.id] for row in update.samples)
         scale = loss_scale(max(1, total), num_replicas=num_replicas, gradient_reduction="mean")
         split = split_update(
             update.rows, num_replicas=num_replicas, microbatch=microbatch, pad_microbatches=pad_microbatches
@@ -138,7 +139,7 @@ def expect_run(
                 found = next(stream)
                 assert (found.update, found.microbatch) == (number, index)
                 assert found.is_last == (index == len(split) - 1)
-                assert (found.tokens, found.loss_scale) == (0 if tokens is None else total, scale)
+                assert (found.tokens, found.loss_scale) == (committed, scale)
                 expect_microbatch(found, wanted, update)
         num_updates, num_microbatches = num_updates + 1, num_microbatches + len(split)
     assert [next(stream, None) for stream in streams] == [None] * num_replicas

@@ -166,12 +166,12 @@ def test_what_a_worker_read_is_compared_with_what_it_was_asked_for() -> None:
     loader = loader_of(Numbers(8))
     dataset: Any = loader._dataloader
     honest = dataset.dataset.__class__.__getitem__
-    fetched = honest(dataset.dataset, next(iter(request_of(loader))))
+    data, digest = honest(dataset.dataset, next(iter(request_of(loader))))
     stream = iter(loader)
 
     class Lying:
         def __getitem__(self, request: Any) -> Any:
-            return fetched._replace(digest=fetched.digest ^ 1)
+            return data, digest ^ 1
 
     dataset.__dict__["dataset"] = Lying()
     with pytest.raises(SampleReadError, match="a worker read other samples than the 4 it was asked for in update 0"):

@@ -73,8 +73,8 @@ def test_tokens_are_those_of_the_whole_update() -> None:
 
 
 def test_padding_rows_weigh_like_others() -> None:
-    """The tokens of padding rows count in the mean, as their losses do."""
-    assert scales([1, 3, 0, 2, 5, 5], normalize="tokens", global_batch=4, tail="pad") == [(2 / 6, 6), (2 / 14, 14)]
+    """The tokens of padding rows count in the mean, as their losses do, and not in the progress."""
+    assert scales([1, 3, 0, 2, 5, 5], normalize="tokens", global_batch=4, tail="pad") == [(2 / 6, 6), (2 / 14, 10)]
 
 
 def test_large_updates_are_counted_in_chunks() -> None:
