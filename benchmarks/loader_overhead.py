@@ -45,7 +45,7 @@ class BusyItems(torch.utils.data.Dataset[int]):
 
 def plain_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
     """Batches of torch's own loader, as a single rank of a DistributedSampler run reads them."""
-    sampler = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=False)
+    sampler: Any = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=False)
     yield from torch.utils.data.DataLoader(dataset, batch_size=MICROBATCH, sampler=sampler, num_workers=num_workers)
 
 
