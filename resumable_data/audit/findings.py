@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -142,12 +141,11 @@ class Issue(NamedTuple):
     last_update: int | None = None
 
 
-@dataclass
-class _Group:
+class _Group(msgspec.Struct):
     first: Issue
-    ranks: list[int] = field(default_factory=list)
+    ranks: list[int] = msgspec.field(default_factory=list)
     times: int = 0
-    updates: list[int] = field(default_factory=list)
+    updates: list[int] = msgspec.field(default_factory=list)
 
 
 def gather_issues(attempt: int, issues: Iterable[Issue]) -> list[Finding]:

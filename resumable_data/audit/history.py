@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,16 +22,14 @@ if TYPE_CHECKING:
 NUM_UPDATES_MAX = 1 << 27
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """One claimed attempt: its claim and its files."""
 
     claim: Claim
     files: AttemptFiles
 
 
-@dataclass(frozen=True)
-class History:
+class History(msgspec.Struct, frozen=True):
     """All attempts of a ledger.
 
     Attributes:
@@ -45,7 +42,7 @@ class History:
     attempts: dict[int, Attempt]
     chain: list[int]
     is_whole: bool
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property
     def newest(self) -> Attempt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 _BROKEN_CURSOR_CODES = ("RD401", "RD402", "RD404")
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What a person declared acceptable, in samples; None for any number."""
 
     replayed: int = 0

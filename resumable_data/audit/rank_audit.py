@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from resumable_data.audit.findings import Issue
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True, dict=True):
     """One attempt's part of the surviving history: its updates [first_update, stop_update).
 
     Attributes:
@@ -87,8 +86,7 @@ class Branch:
         )
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """Rows by which a rank's deliveries differ from its share, as runs of positions.
 
     Attributes:
@@ -104,8 +102,7 @@ class Change:
     sign: int
 
 
-@dataclass
-class RankResult:
+class RankResult(msgspec.Struct):
     """What one rank's file adds to the audit.
 
     Attributes:
@@ -126,9 +123,9 @@ class RankResult:
     beyond: int = 0
     lost: int = 0
     unverified: int = 0
-    changes: list[Change] = field(default_factory=list)
-    applied: Mask = field(default_factory=lambda: np.empty(0, np.bool_))
-    issues: list[Issue] = field(default_factory=list)
+    changes: list[Change] = msgspec.field(default_factory=list)
+    applied: Mask = msgspec.field(default_factory=lambda: np.empty(0, np.bool_))
+    issues: list[Issue] = msgspec.field(default_factory=list)
 
 
 def known_stop(log: RankLog, first_update: int) -> int:

@@ -6,9 +6,9 @@ its mistakes. A test holds both against each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from resumable_data.plan import Place, Schedule, UpdateSpan
@@ -34,8 +34,7 @@ class Spans(NamedTuple):
     padding: Vector
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(msgspec.Struct, frozen=True):
     """Updates under one recipe, one after another, from a cursor's place on.
 
     Args:

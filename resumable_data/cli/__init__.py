@@ -29,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments after the program's name; those of the process when None.
     """
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in COMMANDS}
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        args = _parser(modules).parse_args(argv)
+        modules = {name: importlib.import_module(f"{__name__}.{name}") for name in _needed(arguments)}
+        args = _parser(modules).parse_args(arguments)
         code: int = modules[args.command].run(args)
         sys.stdout.flush()
         return code
@@ -43,6 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, error.exit_code)
     except Exception as error:
         return _fail(error, INTERNAL_ERROR)
+
+
+def _needed(arguments: list[str]) -> Sequence[str]:
+    """The commands whose modules are imported: the one that is called, or all where help lists them."""
+    if arguments[:1] == ["--version"]:
+        return ()
+    return arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS
 
 
 def _parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:

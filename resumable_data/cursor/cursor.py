@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from resumable_data.cursor.coverage import CoverageSpan, add_span
@@ -22,8 +20,7 @@ class Migration(msgspec.Struct, frozen=True, array_like=True):
     changes: tuple[RecipeChange, ...]
 
 
-@dataclass(slots=True)
-class Committed:
+class Committed(msgspec.Struct):
     """What some updates, one after another, took.
 
     Attributes:

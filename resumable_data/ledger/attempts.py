@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,7 +173,7 @@ class Ledger:
         if len(payload) > CLAIM_BYTES_MAX:
             raise OSError(f"a claim of {len(payload)} bytes, where {CLAIM_BYTES_MAX} are allowed")
         head = make_head(CLAIM_KIND)
-        unfinished = directory / f".claim-{secrets.token_hex(8)}"
+        unfinished = directory / f".claim-{os.urandom(8).hex()}"
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             write_all(descriptor, head + make_frame(payload, chain_checksum(head))[0])

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from resumable_data.errors import LedgerError
 from resumable_data.ledger.frames import not_regular, shown
@@ -30,8 +31,7 @@ _RANK_NAME = re.compile(r"rank-(\d{5,18})(?:-peer-(\d{5,18}))?\.ledger", re.ASCI
 _UNFINISHED_CLAIM_NAME = re.compile(r"\.claim-\w{1,64}", re.ASCII)
 
 
-@dataclass(frozen=True)
-class AttemptFiles:
+class AttemptFiles(msgspec.Struct, frozen=True):
     """What lies in one attempt's directory.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -43,8 +42,7 @@ _ARRAY_32 = b"\xdd"  # msgpack: an array whose length follows in 4 bytes
 _COLUMNS = ("update", "index", "start", "stride", "count", "padding", "filler")
 
 
-@dataclass(frozen=True)
-class Deliveries:
+class Deliveries(msgspec.Struct, frozen=True):
     """The `Delivered` records of one file, in order, a column per field.
 
     Attributes:
@@ -70,8 +68,7 @@ class Deliveries:
         return Deliveries(*columns)
 
 
-@dataclass(frozen=True)
-class Commits:
+class Commits(msgspec.Struct, frozen=True):
     """The `Commit` records of one file, in order.
 
     Attributes:
@@ -85,8 +82,7 @@ class Commits:
     after: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Rewinds:
+class Rewinds(msgspec.Struct, frozen=True):
     """The `Rewind` records of one file, in order.
 
     Attributes:
@@ -100,8 +96,7 @@ class Rewinds:
     after_commits: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class RankLog:
+class RankLog(msgspec.Struct, frozen=True):
     """One rank's file.
 
     Attributes:

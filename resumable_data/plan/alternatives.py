@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ MAX_NUM_REPLICAS = 2**20
 _CHUNK = 2**16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alternatives:
+class Alternatives(msgspec.Struct, frozen=True, kw_only=True):
     """What a person may prefer to an uneven layout.
 
     Rank counts are the nearest to the plan's own: at most `NUM_NEAREST` below it, itself where it qualifies, and at

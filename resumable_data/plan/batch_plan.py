@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from resumable_data.errors import UsageError
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 GRADIENT_REDUCTIONS = ("mean", "sum")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchPlan:
+class BatchPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The rows of one update, split over `num_replicas` data-parallel ranks.
 
     Rows are numbered 0 .. global_batch - 1 from the update's start; `phase` of them are already

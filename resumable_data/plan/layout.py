@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from resumable_data.plan.batch_plan import BatchPlan
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repeat:
+class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     """`count` equal things of `size` rows, one after another."""
 
     count: int
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """What a `BatchPlan` means for the ranks that run it.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 if TYPE_CHECKING:
     from resumable_data.plan.layout import Layout
@@ -51,8 +52,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanFinding:
+class PlanFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to know: `code` and `severity` for programs, the rest for people."""
 
     code: str
@@ -113,8 +113,7 @@ def judge_move(phase: int, below: int, above: int, *, is_over: bool) -> list[Pla
     return [_finding("RD605", where="unfinished update", expected=expected, found=found)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Something that differs after the move: both values, and what that does."""
 
     what: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,8 +21,7 @@ EXACT = "exact"
 INEXACT = "inexact"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSet:
+class RankSet(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks, and the largest number of rows that each holds at once."""
 
     num_replicas: int
@@ -34,8 +32,7 @@ class RankSet:
         require_count("microbatch", self.microbatch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a report is about.
 
     Attributes:
@@ -63,8 +60,7 @@ class PlanRequest:
     normalize: str = "samples"
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateLayouts:
+class UpdateLayouts(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of update on both rank sets.
 
     Attributes:
@@ -84,8 +80,7 @@ class UpdateLayouts:
     to: Layout | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Move:
+class Move(msgspec.Struct, frozen=True, kw_only=True):
     """What the move does to the data; all zeros at the end of an update.
 
     Attributes:
@@ -107,8 +102,7 @@ class Move:
     discarded: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a `PlanRequest`; `to_json` and `to_text` show it.
 
     Attributes:

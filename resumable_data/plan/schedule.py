@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from resumable_data.errors import UsageError
 from resumable_data.plan.batch_plan import BatchPlan, require_count
@@ -44,8 +45,7 @@ class Segment(NamedTuple):
     num_updates: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Cuts the run's positions into updates.
 
     ============  =======================================================================================
