@@ -13,7 +13,7 @@ from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Fi
 from resumable_data.audit.history import History, read_history
 from resumable_data.audit.rank_audit import Branch
 from resumable_data.audit.replay import replay_cursor
-from resumable_data.audit.report import NOTHING, AuditReport, Bounds, judge
+from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import UsageError
@@ -139,6 +139,7 @@ def _conclude(
 ) -> AuditReport:
     """Add up what the attempts gave; without `is_complete`, nothing bounds the counts from above."""
     changes = [change for result in results.values() for change in result.changes]
+    reports = tuple(_with_counts(results[number], branches, is_complete=is_complete) for number in sorted(results))
     counts, joints = count_multiplicity(changes, branches), count_joints(branches)
     unknown = sum(result.lost + result.unverified for result in results.values())
     replayed, omitted = counts.replayed + joints.replayed, counts.omitted + joints.omitted
@@ -165,8 +166,19 @@ def _conclude(
         omitted=Bounds(omitted, omitted + unknown if is_complete else None),
         discarded=discarded,
         in_flight=sum(result.report.in_flight for result in results.values()),
-        attempts=tuple(results[number].report for number in sorted(results)),
+        attempts=reports,
         findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
+    )
+
+
+def _with_counts(result: AttemptResult, branches: list[Branch], *, is_complete: bool) -> AttemptReport:
+    """An attempt's line, with what its own deliveries do to the surviving history."""
+    counts = count_multiplicity(result.changes, branches)
+    unknown = result.lost + result.unverified
+    return msgspec.structs.replace(
+        result.report,
+        replayed=Bounds(counts.replayed, counts.replayed + unknown if is_complete else None),
+        omitted=Bounds(counts.omitted, counts.omitted + unknown if is_complete else None),
     )
 
 

@@ -49,6 +49,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         stop_update: Its updates [first_update, stop_update) are in the surviving history.
         skipped: How many of those the optimizer skipped.
         delivered: Samples handed to training loops, all ranks, repeats after rewinds included.
+        replayed: Samples that the surviving history has once more because of what this attempt delivered.
+        omitted: Samples that are missing from it because of what this attempt did not deliver.
         discarded: Samples delivered and rolled back.
         in_flight: Samples delivered and not committed yet; of the newest attempt only.
     """
@@ -64,6 +66,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     delivered: int
     discarded: Bounds
     in_flight: int
+    replayed: Bounds = NOTHING
+    omitted: Bounds = NOTHING
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,18 @@ _EXPLAINED = {
     "violated": "the surviving history is not what the recipe says",
     "unproven": "evidence is missing",
 }
-_COLUMNS = ("attempt", "parent", "ranks", "microbatch", "updates", "delivered", "discarded", "in flight")
+_COLUMNS = (
+    "attempt",
+    "parent",
+    "ranks",
+    "microbatch",
+    "updates",
+    "delivered",
+    "replayed",
+    "omitted",
+    "discarded",
+    "in flight",
+)
 
 
 def format_report(report: AuditReport) -> str:
@@ -66,6 +77,8 @@ def _row(attempt: AttemptReport) -> tuple[str, ...]:
         str(attempt.microbatch),
         f"{first}-{stop - 1}" if stop > first else "none",
         str(attempt.delivered),
+        str(attempt.replayed),
+        str(attempt.omitted),
         str(attempt.discarded),
         str(attempt.in_flight),
     )

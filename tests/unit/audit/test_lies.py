@@ -116,6 +116,7 @@ def test_missing_record(tmp_path: Path) -> None:
     report = audit_ledger(run.path)
     assert (report.verdict, codes(report)) == ("violated", ["RD201"])
     assert (report.omitted.low, report.omitted.high, report.replayed.high) == (2, 2, 0)
+    assert [attempt.omitted.low for attempt in report.attempts] == [2, 0]
     (finding,) = report.findings
     assert (finding.attempt, finding.ranks, finding.first_update, finding.last_update) == (1, "1", 2, 2)
     assert audit_ledger(run.path, max_omitted=2).verdict == "proven"
@@ -128,6 +129,7 @@ def test_duplicate_record(tmp_path: Path) -> None:
     report = audit_ledger(run.path)
     assert (report.verdict, codes(report)) == ("violated", ["RD202"])
     assert (report.replayed.low, report.replayed.high, report.omitted.high) == (2, 2, 0)
+    assert [attempt.replayed.low for attempt in report.attempts] == [0, 2]
     assert audit_ledger(run.path, max_replayed=2).verdict == "proven"
 
 

@@ -53,9 +53,9 @@ PROVEN: every committed sample was delivered exactly once
   in flight  6
   dropped    6, as tail="drop" declares
 
-  attempt  parent  ranks  microbatch  updates  delivered  discarded  in flight
-        1       -      3           2      0-1         30         10          0
-        2       1      2           4      2-3         26          0          6
+  attempt  parent  ranks  microbatch  updates  delivered  replayed  omitted  discarded  in flight
+        1       -      3           2      0-1         30         0        0         10          0
+        2       1      2           4      2-3         26         0        0          0          6
 """
     )
 
