@@ -173,6 +173,10 @@ def test_workers_change_nothing(workers: tuple[int, ...], persistent: bool) -> N
             expect_full_coverage(job.loaders[0].cursor, cursor)
 
 
+# epochs of which the oracle has lists in an endless run
+NUM_LISTS = 200
+
+
 class JobMachine(RuleBasedStateMachine):
     """A job that trains, skips, forgets, saves, dies and comes back on other rank sets, beside the oracle."""
 
@@ -215,8 +219,7 @@ class JobMachine(RuleBasedStateMachine):
         self.recipe = {"order": order, "global_batch": global_batch, "tail": tail, "epochs": epochs}
         self.task = task_of(order, global_batch=global_batch, tail=tail, epochs=epochs)
         if epochs is None:
-            # lists for as many epochs as any sequence of rules can reach
-            self.task = task_of(order, global_batch=global_batch, tail=tail, epochs=200)
+            self.task = task_of(order, global_batch=global_batch, tail=tail, epochs=NUM_LISTS)
         self.oracle = OracleCursor(self.task)
         self.saved: tuple[dict[str, torch.Tensor] | None, OracleCursor] = (None, OracleCursor(self.task))
         self.launch(num_replicas, microbatch)
@@ -251,7 +254,7 @@ class JobMachine(RuleBasedStateMachine):
     def deliver(self, count: int) -> None:
         """Read some microbatches, perhaps far ahead of what is committed."""
         for _ in range(count):
-            if len(self.ahead) == 60:
+            if len(self.ahead) == 60 or (self.next_index == 0 and self.is_at_the_lists_end()):
                 return
             step = self.running.microbatch()
             if self.next_index == 0:
@@ -273,6 +276,14 @@ class JobMachine(RuleBasedStateMachine):
                 pad_microbatches=self.pad_microbatches,
             )
             self.next_index = 0 if step[0].is_last else self.next_index + 1
+
+    def is_at_the_lists_end(self) -> bool:
+        """Whether the next update of an endless run is beyond the epochs that the oracle has lists of."""
+        if self.recipe["epochs"] is not None:
+            return False
+        update = self.update_ahead()
+        end = NUM_LISTS * self.task.length - self.recipe["global_batch"]
+        return update is None or max(row.position for row in update.rows) >= end
 
     def update_ahead(self) -> OracleUpdate | None:
         for number, update in enumerate(self.oracle.upcoming()):
