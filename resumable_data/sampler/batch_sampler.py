@@ -257,12 +257,10 @@ class ResumableSampler(Sampler[list[int]]):
         return BatchPlan(global_batch=num_rows, microbatch=layout.microbatch, num_replicas=layout.num_replicas)
 
     def _check_shares(self, start: Cursor) -> None:
-        """Refuse a layout in which a rank has no row in some microbatch from `start` on.
-
-        The updates of the epoch under way and of a whole one after it are of all sizes that a run has: at most two
-        sizes in each.
-        """
-        for segment in islice(self._schedule.segments(start.epoch, start.offset), 4):
+        """Refuse a layout in which a rank has no row in some microbatch from `start` on."""
+        # What is left of the epoch under way, or with tail="carry" of the run, has updates of at most two sizes. Whole
+        # epochs after it have those of the first one, which is looked at when the sampler is made.
+        for segment in islice(self._schedule.segments(start.epoch, start.offset), 2):
             plan = self._plan(segment.span.num_rows)
             if plan.num_idle:
                 raise self._empty_share(segment.span, plan)
