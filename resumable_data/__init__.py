@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from resumable_data.loader import Microbatch, ResumableLoader, Update
     from resumable_data.order import Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
+    from resumable_data.sampler import ResumableSampler
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "Microbatch",
     "Recipe",
     "ResumableLoader",
+    "ResumableSampler",
     "Sequential",
     "Shuffle",
     "TorchShuffle",
@@ -51,6 +53,7 @@ _HOMES = {
     "Microbatch": "loader",
     "Recipe": "cursor",
     "ResumableLoader": "loader",
+    "ResumableSampler": "sampler",
     "Sequential": "order",
     "Shuffle": "order",
     "TorchShuffle": "order",

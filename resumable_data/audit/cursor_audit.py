@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resumable_data.audit.findings import SEVERITIES, Finding, finding
-from resumable_data.audit.replay import is_reachable, replay_cursor
+from resumable_data.audit.replay import check_take_over, is_reachable, replay_cursor
 from resumable_data.audit.report import PROVEN, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.errors import CorruptStateError, UsageError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from resumable_data.cursor import Cursor
 
 
-def audit_cursor(cursor: Cursor, *, path: str = "") -> AuditReport:
+def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = False) -> AuditReport:
     """Say from a cursor alone whether exactly its committed samples were delivered, each once.
 
     The digest in the cursor is recomputed from the order of its recipe, for all positions before the cursor. This
@@ -25,6 +25,7 @@ def audit_cursor(cursor: Cursor, *, path: str = "") -> AuditReport:
     Args:
         cursor: The cursor, say from a checkpoint.
         path: Where it comes from, for the report.
+        since_take_over: Judge a run that was taken over from another loader by what came after alone.
 
     Raises:
         CorruptStateError: Its numbers are not those of any run.
@@ -43,6 +44,7 @@ def audit_cursor(cursor: Cursor, *, path: str = "") -> AuditReport:
         except UsageError as error:
             findings.append(finding("RD108", "recipe", expected="an order of this package", found=shown(error)))
         findings += [_gap(*gap) for gap in uncovered(cursor, replay.stretches)]
+    findings += check_take_over(cursor, "cursor", is_accepted=since_take_over)
     verdict = judge(findings)
     count = Bounds(0, 0 if verdict == PROVEN else None)
     return AuditReport(

@@ -52,6 +52,11 @@ KINDS = {
     ),
     "RD110": Kind(VIOLATION, "a file of another rank, attempt or run", _EDITED),
     "RD111": Kind(VIOLATION, "an attempt of another run", "Give each run a ledger of its own."),
+    "RD112": Kind(
+        MISSING_EVIDENCE,
+        "the run was taken over from another loader, and what came before was declared and not recorded",
+        "To have what came after judged alone, audit with --since-take-over (since_take_over=True).",
+    ),
     "RD201": Kind(VIOLATION, "a microbatch was never delivered", _ROLL_BACK),
     "RD202": Kind(VIOLATION, "a microbatch was delivered twice", _ROLL_BACK),
     "RD203": Kind(VIOLATION, "a microbatch holds rows of another share", _ROLL_BACK),

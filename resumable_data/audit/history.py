@@ -35,7 +35,7 @@ class History(msgspec.Struct, frozen=True):
     Attributes:
         attempts: By number, oldest first.
         chain: Numbers of the surviving ones, oldest first.
-        is_whole: Whether the chain goes back to the beginning of the run.
+        is_whole: Whether the chain goes back to the beginning of the run, or to where it was taken over.
         findings: What is wrong with it.
     """
 
@@ -129,7 +129,8 @@ def _follow(attempts: dict[int, Attempt], findings: list[Finding]) -> tuple[list
             )
             return chain, False
         chain.insert(0, parent)
-    return chain, attempts[chain[0]].claim.start.updates == 0
+    root = attempts[chain[0]].claim.start
+    return chain, root.updates == (root.taken_over.updates if root.taken_over else 0)
 
 
 def _check_chain(attempts: dict[int, Attempt], chain: list[int], findings: list[Finding]) -> None:

@@ -12,7 +12,7 @@ from resumable_data.audit.coverage import check_partition, count_joints, count_m
 from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
 from resumable_data.audit.history import History, read_history
 from resumable_data.audit.rank_audit import Branch
-from resumable_data.audit.replay import replay_cursor
+from resumable_data.audit.replay import check_take_over, replay_cursor
 from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.audit.updates import Stretch
@@ -43,6 +43,7 @@ def audit_ledger(
     max_replayed: int = 0,
     max_omitted: int = 0,
     max_discarded: int | None = None,
+    since_take_over: bool = False,
 ) -> AuditReport:
     """Say from a ledger's files what the surviving history of its run contains.
 
@@ -54,6 +55,7 @@ def audit_ledger(
         max_replayed: Samples that may be in the surviving history more than once.
         max_omitted: Samples that may be missing from it.
         max_discarded: Samples that may have been delivered and rolled back; None for any number.
+        since_take_over: Judge a run that was taken over from another loader by what came after alone.
 
     Raises:
         LedgerCorruptError: A file is damaged anywhere but at a torn tail; the message says where.
@@ -78,6 +80,9 @@ def audit_ledger(
             results[number] = audit_dead(attempt, RankFiles(attempt), is_surely_dead=history.is_whole)
     findings += [one for number in sorted(results) for one in results[number].findings]
     has_beginning = _check_cursors(history, order, findings)
+    taken_over = check_take_over(history.newest.claim.start, "ledger", is_accepted=since_take_over)
+    findings += taken_over
+    has_beginning = has_beginning and (since_take_over or not taken_over)
     return _conclude(Path(path), branches, results, findings, limits, is_complete=has_beginning and order is not None)
 
 
@@ -122,7 +127,8 @@ def _check_cursors(history: History, order: Order | None, findings: list[Finding
         return True
     if not broken and not wrong and not uncovered(root, replay_cursor(root)[0].stretches):
         return True
-    expected = f"deliveries from update 0 on, or a digest of all {root.position} positions before update {root.updates}"
+    first = root.taken_over.updates if root.taken_over else 0
+    expected = f"deliveries from update {first} on, or a digest of all positions from there to update {root.updates}"
     found = f"deliveries from update {root.updates} on"
     findings.append(finding("RD109", f"attempt {history.chain[0]}", expected=expected, found=found))
     return False

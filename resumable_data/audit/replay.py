@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from resumable_data.audit.findings import finding
+from resumable_data.audit.findings import NOTE, finding
 from resumable_data.audit.updates import Stretch
 from resumable_data.cursor import Recipe, RecipeChange, compare_recipes
+from resumable_data.ledger.frames import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resumable_data.audit.findings import Finding
-    from resumable_data.cursor import Cursor, Migration
+    from resumable_data.cursor import Cursor, Migration, TakeOver
 
 UNKNOWN_EPOCHS = -1
 _REACHABLE = 1 << 61
@@ -28,7 +29,7 @@ class Replay:
 
     Args:
         recipe: The recipe in effect.
-        start: The cursor to count on from; None begins a run.
+        start: The cursor, or the take-over, to count on from; None begins a run.
         epochs: Epochs of the whole run, None without an end; `UNKNOWN_EPOCHS` where it may have been any number,
             and been extended.
 
@@ -38,7 +39,9 @@ class Replay:
         update: Index of the next update.
     """
 
-    def __init__(self, recipe: Recipe, start: Cursor | None = None, *, epochs: int | None = UNKNOWN_EPOCHS) -> None:
+    def __init__(
+        self, recipe: Recipe, start: Cursor | TakeOver | None = None, *, epochs: int | None = UNKNOWN_EPOCHS
+    ) -> None:
         self.counted = {name: getattr(start, name) if start else 0 for name in _COUNTED}
         self.update = start.updates if start else 0
         self.stretches: list[Stretch] = []
@@ -128,11 +131,11 @@ def is_reachable(cursor: Cursor) -> bool:
 
 
 def replay_cursor(cursor: Cursor) -> tuple[Replay, list[Finding]]:
-    """Count from the beginning of the run to a cursor, and hold the result against it."""
+    """Count from the beginning of the run, or from its take-over, to a cursor, and hold the result against it."""
     recipe = cursor.recipe
     for migration in reversed(cursor.migrations):
         recipe = _changed(recipe, migration.changes, backwards=True)
-    replay = Replay(recipe)
+    replay = Replay(recipe, cursor.taken_over or None)
     findings = _replay_migrations(replay, cursor, cursor.migrations)
     if not findings and replay.differences(cursor):
         findings = [
@@ -146,6 +149,8 @@ def check_successor(before: Cursor, after: Cursor, *, epochs: int | None, where:
     if after.updates < before.updates:
         expected = f"at least the {before.updates} updates of the attempt that it goes on from"
         return [finding("RD401", where, expected=expected, found=f"{after.updates} updates")]
+    if after.taken_over != before.taken_over:
+        return [finding("RD401", where, expected="the take-over of the attempt it goes on from", found="another one")]
     if after.migrations[: len(before.migrations)] != before.migrations:
         return [
             finding("RD401", where, expected="the migrations of the attempt it goes on from", found="other migrations")
@@ -155,6 +160,18 @@ def check_successor(before: Cursor, after: Cursor, *, epochs: int | None, where:
     if not findings and replay.differences(after):
         findings = [finding("RD401", where, expected=_counted_from_updates(after), found=replay.differences(after))]
     return [msgspec.structs.replace(one, where=where) for one in findings]
+
+
+def check_take_over(cursor: Cursor, where: str, *, is_accepted: bool) -> list[Finding]:
+    """Say that the part of the run before it was taken over is not proven; a note where that `is_accepted`."""
+    before = cursor.taken_over
+    if not before:
+        return []
+    position = before.epoch * cursor.recipe.length + before.offset
+    expected = f"a record of positions [0, {position}), {before.updates} updates"
+    found = f"the run was taken over at position {position} from another loader, source {shown(before.source)!r}"
+    one = finding("RD112", where, expected=expected, found=found)
+    return [msgspec.structs.replace(one, severity=NOTE) if is_accepted else one]
 
 
 def _counted_from_updates(cursor: Cursor) -> str:

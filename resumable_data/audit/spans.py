@@ -68,9 +68,9 @@ def check_spans(order: Order, stretches: Sequence[Stretch], cursors: Sequence[tu
 
 
 def uncovered(cursor: Cursor, stretches: Sequence[Stretch]) -> list[tuple[int, int]]:
-    """The ranges of committed samples' positions of which the cursor has no digest."""
+    """The ranges of committed samples' positions, from a take-over on, of which the cursor has no digest."""
     gaps = []
-    reached = 0
+    reached = stretches[0].position  # 0, or where the run was taken over
     for span in sorted(cursor.coverage, key=lambda span: span.start):
         if span.start > reached:
             gaps.append((reached, span.start))

@@ -34,6 +34,8 @@ def format_report(report: AuditReport) -> str:
     explained = _EXPLAINED[report.verdict]
     if report.verdict == "proven" and (report.replayed.low or report.omitted.low):
         explained = "replayed and omitted samples are within the declared bounds"
+    if report.verdict == "proven" and _is_taken_over(report):
+        explained += ", since the run was taken over"
     lines = [f"{report.verdict.upper()}: {explained}", ""]
     lines += [f"  {name:<10} {value}" for name, value in _counts(report)]
     if report.attempts:
@@ -56,10 +58,18 @@ def _counts(report: AuditReport) -> list[tuple[str, str]]:
     if report.subject == "ledger":
         counts += [("discarded", str(report.discarded)), ("in flight", str(report.in_flight))]
     if report.dropped:
-        counts.append(("dropped", f'{report.dropped}, as tail="drop" declares'))
+        counts.append(("dropped", f"{report.dropped}, {_declared_by(report, 'drop')}"))
     if report.padding:
-        counts.append(("padding", f'{report.padding} rows, as tail="pad" declares'))
+        counts.append(("padding", f"{report.padding} rows, {_declared_by(report, 'pad')}"))
     return counts
+
+
+def _is_taken_over(report: AuditReport) -> bool:
+    return any(one.code == "RD112" for one in report.findings)
+
+
+def _declared_by(report: AuditReport, tail: str) -> str:
+    return f'as tail="{tail}" declares' + (", or what the run was taken over from" if _is_taken_over(report) else "")
 
 
 def _table(attempts: tuple[AttemptReport, ...]) -> list[str]:

@@ -24,6 +24,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("ledger", nargs="?", type=Path, metavar="PATH", help="the ledger's directory")
     parser.add_argument("--cursor", type=Path, metavar="FILE", help="a cursor as JSON, instead of a ledger")
+    parser.add_argument(
+        "--since-take-over",
+        action="store_true",
+        help="judge a run that was taken over from another loader by what came after alone",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     for name, default, meaning in (
         ("replayed", 0, "in the surviving history more than once"),
@@ -45,12 +50,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit(args: argparse.Namespace) -> AuditReport:
     if args.cursor is not None:
-        return audit_cursor(read_cursor(args.cursor), path=str(args.cursor))
+        return audit_cursor(read_cursor(args.cursor), path=str(args.cursor), since_take_over=args.since_take_over)
     return audit_ledger(
         args.ledger,
         max_replayed=args.max_replayed,
         max_omitted=args.max_omitted,
         max_discarded=args.max_discarded,
+        since_take_over=args.since_take_over,
     )
 
 

@@ -12,6 +12,7 @@ from resumable_data.cursor.coverage import (
 from resumable_data.cursor.cursor import Committed, Cursor, Migration
 from resumable_data.cursor.recipe import Recipe, RecipeChange, check_allowed, compare_recipes, describe_changes
 from resumable_data.cursor.resume import resume_cursor
+from resumable_data.cursor.takeover import TakeOver
 
 __all__ = [
     "NO_ROWS",
@@ -24,6 +25,7 @@ __all__ = [
     "Migration",
     "Recipe",
     "RecipeChange",
+    "TakeOver",
     "add_lanes",
     "check_allowed",
     "compare_recipes",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from resumable_data.cursor.coverage import CoverageSpan, add_span
 from resumable_data.cursor.recipe import Recipe, RecipeChange
+from resumable_data.cursor.takeover import SamplerRun, TakeOver, take_over_consumed
 from resumable_data.errors import CorruptStateError
+from resumable_data.order import Sequential, TorchShuffle, check_order
 from resumable_data.plan.schedule import Schedule
+
+if TYPE_CHECKING:
+    from resumable_data.order import Order
 
 CURSOR_VERSION = 1
 
@@ -58,6 +65,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         dropped: Samples skipped at the ends of epochs (``tail="drop"``).
         migrations: Declared changes of the recipe, oldest first.
         coverage: Digests of what was delivered, of one or more spans of committed positions.
+        taken_over: Where the run was taken over from another loader; `msgspec.UNSET`, and not in the JSON, where
+            it was not.
     """
 
     recipe: Recipe
@@ -74,6 +83,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dropped: int = 0
     migrations: tuple[Migration, ...] = ()
     coverage: tuple[CoverageSpan, ...] = ()
+    taken_over: TakeOver | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def updates(self) -> int:
@@ -156,11 +166,163 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise _contradiction(f"counters of at least 0 and an offset in [0, {length})", self)
         if self.samples + self.dropped != self.position:
             raise _contradiction(f"samples and dropped ones that add up to the position, {self.position}", self)
+        first = self._check_take_over()
         edges = [edge for span in self.coverage for edge in (span.start, span.stop)]
-        if edges != sorted(edges) or (edges and not 0 <= edges[0] <= edges[-1] <= self.position):
-            raise _contradiction(f"digests of ascending spans of positions in [0, {self.position}]", self.coverage)
+        if edges != sorted(edges) or (edges and not first <= edges[0] <= edges[-1] <= self.position):
+            expected = f"digests of ascending spans of positions in [{first}, {self.position}]"
+            raise _contradiction(expected, self.coverage)
         if not all(0 <= lane < 1 << 64 for span in self.coverage for lane in span.lanes):
             raise _contradiction("digests of two 64-bit numbers", self.coverage)
+
+    def _check_take_over(self) -> int:
+        """Make sure that the take-over, where there is one, can have led here; the first position after it."""
+        before = self.taken_over
+        if not before:
+            return 0
+        position = before.epoch * self.recipe.length + before.offset
+        counts = ("applied", "skipped", "samples", "padding", "dropped")
+        if not before.is_possible(self.recipe.length) or any(
+            getattr(before, name) > getattr(self, name) for name in counts
+        ):
+            raise _contradiction(f"a take-over whose counts are at most its own, found {before!r:.500} in it", self)
+        return position
+
+    @classmethod
+    def from_distributed_sampler(
+        cls,
+        *,
+        length: int,
+        epoch: int,
+        batches_per_rank: int,
+        batch_size: int,
+        num_replicas: int,
+        global_batch: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        dataloader_drop_last: bool = False,
+        accumulation_steps: int = 1,
+        first_epoch: int = 0,
+        updates: int | None = None,
+        skipped: int = 0,
+        tail: str = "carry",
+        normalize: str = "samples",
+        fingerprint: str | None = None,
+    ) -> Cursor:
+        """The cursor that continues a run on torch's DistributedSampler exactly where its last update ended.
+
+        Load it into a loader or sampler whose order is ``TorchShuffle(length, seed)``, or ``Sequential(length)`` where
+        `shuffle` was off, on any number of ranks. All that is counted here is taken on trust: the cursor holds no
+        digest of it, and audits say so.
+
+        With gradient accumulation, the batches after the last full window of `accumulation_steps` are rolled back:
+        their gradients are in no checkpoint, so they are read again. Windows are counted from the start of each epoch,
+        and the last one of an epoch may be short. Where a loop counted them on through epochs, or stopped elsewhere,
+        leave `accumulation_steps` at 1, count the batches up to the last optimizer step, and give `updates`.
+
+        Args:
+            length: Samples of the dataset.
+            epoch: What `set_epoch` was last called with; 0 where a script never calls it.
+            batches_per_rank: Batches of this epoch that each rank trained on; not what workers had fetched beyond.
+            batch_size: Samples of one batch of one rank.
+            num_replicas: Ranks of the old run.
+            global_batch: Samples of one update from here on, over all ranks.
+            seed: As the sampler had it, like `shuffle` and `drop_last`.
+            shuffle: See `seed`.
+            drop_last: See `seed`.
+            dataloader_drop_last: As the DataLoader had its own `drop_last`.
+            accumulation_steps: Batches of each rank in one optimizer step.
+            first_epoch: What `set_epoch` was first called with, where a loop does not count from 0.
+            updates: Optimizer steps that the old run took, where they are not what the numbers above give.
+            skipped: How many of them a loss scaler skipped.
+            tail: From here on, see `Schedule`.
+            normalize: From here on, see `Recipe`.
+            fingerprint: From here on, see `Recipe`.
+
+        Raises:
+            UsageError: The numbers are not those of any run.
+
+        >>> cursor = Cursor.from_distributed_sampler(
+        ...     length=1000, seed=7, epoch=2, batches_per_rank=10, batch_size=4, num_replicas=8, global_batch=64
+        ... )
+        >>> cursor.epoch, cursor.offset, cursor.updates
+        (2, 320, 74)
+        """
+        run = SamplerRun(
+            length=length,
+            num_replicas=num_replicas,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            dataloader_drop_last=dataloader_drop_last,
+            accumulation_steps=accumulation_steps,
+        )
+        before = run.take_over(
+            epoch=epoch, batches_per_rank=batches_per_rank, first_epoch=first_epoch, updates=updates, skipped=skipped
+        )
+        order = TorchShuffle(length, seed) if shuffle else Sequential(length)
+        recipe = Recipe(
+            order=order.describe(), global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
+        )
+        return cls._from(before, recipe)
+
+    @classmethod
+    def from_consumed_samples(
+        cls,
+        order: Order,
+        /,
+        *,
+        consumed_samples: int,
+        global_batch: int,
+        samples_per_epoch: int | None = None,
+        updates: int | None = None,
+        skipped: int = 0,
+        tail: str = "carry",
+        normalize: str = "samples",
+        fingerprint: str | None = None,
+    ) -> Cursor:
+        """The cursor that continues a run which counted the samples it consumed, over all epochs and ranks.
+
+        It is exact where the old run read `order` from its beginning, sample after sample over all ranks together.
+        That, and the count, are taken on trust: the cursor holds no digest of it, and audits say so.
+
+        Args:
+            order: What the old run read, and the new one goes on with.
+            consumed_samples: Samples in updates since the beginning of the run.
+            global_batch: Samples of one update from here on, over all ranks.
+            samples_per_epoch: Where the old run left out the end of each epoch: how many it read. All when None. The
+                epoch under way is finished to its very end.
+            updates: Optimizer steps that the old run took; ``consumed_samples / global_batch`` when None.
+            skipped: How many of them a loss scaler skipped.
+            tail: From here on, see `Schedule`.
+            normalize: From here on, see `Recipe`.
+            fingerprint: From here on, see `Recipe`.
+
+        Raises:
+            UsageError: An argument is outside its range.
+
+        >>> cursor = Cursor.from_consumed_samples(Sequential(1000), consumed_samples=1280, global_batch=64)
+        >>> cursor.epoch, cursor.offset, cursor.updates
+        (1, 280, 20)
+        """
+        check_order(order)
+        recipe = Recipe(
+            order=order.describe(), global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
+        )
+        before = take_over_consumed(
+            length=len(order),
+            consumed_samples=consumed_samples,
+            global_batch=global_batch,
+            samples_per_epoch=samples_per_epoch,
+            updates=updates,
+            skipped=skipped,
+        )
+        return cls._from(before, recipe)
+
+    @classmethod
+    def _from(cls, before: TakeOver, recipe: Recipe) -> Cursor:
+        before = before.settled(recipe)
+        counts = {name: value for name, value in msgspec.structs.asdict(before).items() if name != "source"}
+        return cls(recipe=recipe, taken_over=before, **counts)
 
 
 def _contradiction(expected: str, found: object) -> CorruptStateError:

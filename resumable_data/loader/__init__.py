@@ -2,7 +2,6 @@
 
 from resumable_data.loader.loader import ResumableLoader
 from resumable_data.loader.microbatch import Microbatch
-from resumable_data.loader.topology import Topology, resolve_topology
 from resumable_data.loader.updates import Update
 
-__all__ = ["Microbatch", "ResumableLoader", "Topology", "Update", "resolve_topology"]
+__all__ = ["Microbatch", "ResumableLoader", "Update"]

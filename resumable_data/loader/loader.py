@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
-from resumable_data.cursor import Cursor, Recipe, check_allowed, encode_cursor, resume_cursor
+from resumable_data.cursor import Cursor, Recipe, encode_cursor
 from resumable_data.errors import CommitError, SampleReadError, StaleIteratorError, UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.dataloader import WorkerSeeds, fetch_all, make_dataloader
@@ -21,21 +21,21 @@ from resumable_data.loader.fetch import (
 )
 from resumable_data.loader.microbatch import Microbatch
 from resumable_data.loader.session import JobSettings, Session
-from resumable_data.loader.state import FRESH_START, make_state, read_state
-from resumable_data.loader.topology import resolve_topology
 from resumable_data.loader.updates import Update, group_updates
 from resumable_data.order import Shuffle, check_order
 from resumable_data.plan import loss_factor, require_count
-from resumable_data.sampler import LossWeight, RankLayout, RankRows, TargetTokens
+from resumable_data.sampler import LossWeight, RankLayout, RankRows, TargetTokens, resolve_topology
+from resumable_data.sampler.state import make_state, start_cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
     from resumable_data.loader.fetch import Fetched
     from resumable_data.order import Order
     from resumable_data.sampler import MicrobatchRows
+    from resumable_data.sampler.state import State
     from resumable_data.sampler.targets import NumTargetTokens
 
 
@@ -268,26 +268,23 @@ class ResumableLoader:
         """
         return make_state(self.cursor)
 
-    def load_state_dict(self, state: Mapping[str, Any] | None, allow: Collection[str] = ()) -> None:
+    def load_state_dict(self, state: State, allow: Collection[str] = ()) -> None:
         """Go on from a saved cursor. Iterators made before become invalid.
 
         Args:
-            state: What `state_dict()` gave, on any number of ranks.
+            state: What `state_dict()` gave, on any number of ranks; or a `Cursor`, say of a run that is taken over.
             allow: Names of recipe fields that may differ (``"global_batch"``, ``"tail"``, ``"normalize"``,
                 ``"fingerprint"``), recorded in the cursor; and ``"fresh_start"``, to start at position 0 where `state`
                 is empty or None.
 
         Raises:
-            UsageError: `state` is no mapping, or `allow` names what cannot be allowed.
+            UsageError: `state` is neither, or `allow` names what cannot be allowed.
             MissingStateError: `state` has no cursor, and a fresh start is not allowed.
             CorruptStateError: The cursor is damaged.
             OtherRunError: It belongs to another run than this loader or its ledger.
             RecipeMismatchError: It was counted under another recipe.
         """
-        names = {allow} if isinstance(allow, str) else set(allow)
-        allowed = check_allowed(names - {FRESH_START})
-        saved = read_state(state, fresh_start=FRESH_START in names)
-        start = Cursor(recipe=self._recipe) if saved is None else resume_cursor(saved, self._recipe, allow=allowed)
+        start = start_cursor(state, self._recipe, allow=allow)
         self._session.check_run(start)
         self._make_stale()
         self._session.close()

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from resumable_data.cursor import Cursor
     from resumable_data.ledger import Ledger, RankWriter
-    from resumable_data.loader.topology import Topology
-    from resumable_data.sampler import MicrobatchRows, RankLayout
+    from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
 
 
 _RUN_ID = re.compile("[0-9a-f]{16}")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from resumable_data.errors import TopologyError
-from resumable_data.loader import resolve_topology
+from resumable_data.sampler import resolve_topology
 from tests.distributed.ranks import run_ranks
 
 Place = tuple[int, int, int]

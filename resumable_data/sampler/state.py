@@ -1,17 +1,19 @@
-"""The loader's part of a checkpoint: one tensor."""
+"""The part of a checkpoint that a loader or sampler makes: one tensor. And the way from it to a start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resumable_data.cursor import STATE_KEY, decode_cursor, encode_cursor
+from resumable_data.cursor import STATE_KEY, Cursor, check_allowed, decode_cursor, encode_cursor, resume_cursor
 from resumable_data.errors import CorruptStateError, MissingStateError, UsageError
 
 if TYPE_CHECKING:
-    from resumable_data.cursor import Cursor
+    from resumable_data.cursor import Recipe
+
+    State = Mapping[str, Any] | Cursor | None
 
 FRESH_START = "fresh_start"
 """The name in ``allow=`` that permits an empty state."""
@@ -22,7 +24,27 @@ def make_state(cursor: Cursor) -> dict[str, torch.Tensor]:
     return {STATE_KEY: torch.frombuffer(bytearray(encode_cursor(cursor)), dtype=torch.uint8)}
 
 
-def read_state(state: Mapping[str, Any] | None, *, fresh_start: bool) -> Cursor | None:
+def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str]) -> Cursor:
+    """The cursor that a job with `recipe` starts at.
+
+    Args:
+        state: What `make_state` gave; or a cursor, say of a run that is taken over.
+        recipe: What this job declares.
+        allow: Names of recipe fields that may differ, and `FRESH_START`.
+
+    Raises:
+        UsageError: `state` is neither, or `allow` names what cannot be allowed.
+        MissingStateError: `state` has no cursor, and a fresh start is not allowed.
+        CorruptStateError: The cursor is damaged.
+        RecipeMismatchError: It was counted under another recipe.
+    """
+    names = {allow} if isinstance(allow, str) else set(allow)
+    allowed = check_allowed(names - {FRESH_START})
+    saved = read_state(state, fresh_start=FRESH_START in names)
+    return Cursor(recipe=recipe) if saved is None else resume_cursor(saved, recipe, allow=allowed)
+
+
+def read_state(state: State, *, fresh_start: bool) -> Cursor | None:
     """The cursor in a state dict; None where there is none and a fresh start is allowed.
 
     Raises:
@@ -30,6 +52,9 @@ def read_state(state: Mapping[str, Any] | None, *, fresh_start: bool) -> Cursor 
         MissingStateError: There is none.
         CorruptStateError: It is damaged.
     """
+    if isinstance(state, Cursor):
+        state.check()
+        return state
     if state is not None and not isinstance(state, Mapping):
         raise UsageError(
             f"expected the dict that state_dict() returned, found {type(state).__name__}. Nothing was loaded; give the "
