@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
     from resumable_data.loader import Microbatch, ResumableLoader, Update
-    from resumable_data.order import Sequential, Shuffle, TorchShuffle
+    from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AuditReport",
     "BatchPlan",
+    "BlockShuffle",
     "Cursor",
     "Ledger",
     "Microbatch",
@@ -46,6 +47,7 @@ __all__ = [
 _HOMES = {
     "AuditReport": "audit",
     "BatchPlan": "plan",
+    "BlockShuffle": "order",
     "Cursor": "cursor",
     "Ledger": "ledger",
     "Microbatch": "loader",
