@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
     from resumable_data.loader import Microbatch, ResumableLoader, Update
-    from resumable_data.order import Sequential, Shuffle, TorchShuffle
+    from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
 
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AuditReport",
     "BatchPlan",
+    "BlockShuffle",
     "Cursor",
     "Ledger",
     "Microbatch",
@@ -48,6 +49,7 @@ __all__ = [
 _HOMES = {
     "AuditReport": "audit",
     "BatchPlan": "plan",
+    "BlockShuffle": "order",
     "Cursor": "cursor",
     "Ledger": "ledger",
     "Microbatch": "loader",

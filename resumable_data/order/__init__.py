@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resumable_data.order.block_shuffle import BlockShuffle
 from resumable_data.order.check import check_order
 from resumable_data.order.protocol import Int64Array, Order
 from resumable_data.order.registry import order_from_description
@@ -11,6 +12,7 @@ from resumable_data.order.shuffle import Shuffle
 from resumable_data.order.torch_shuffle import TorchShuffle
 
 __all__ = [
+    "BlockShuffle",
     "Int64Array",
     "Order",
     "Sequential",

@@ -35,6 +35,21 @@ def checked_length(value: object, maximum: int) -> int:
     return length
 
 
+def checked_size(what: str, value: object, maximum: int) -> int:
+    """Return a number of samples that are kept together as an int.
+
+    Raises:
+        UsageError: when it is not an integer in ``[1, maximum]``.
+    """
+    size = _integer(what, value, "pass a number of samples")
+    if not 1 <= size <= maximum:
+        raise UsageError(
+            f"{what} must be from 1 to {maximum} samples; found {size}. The samples cannot be arranged by it. Pass a"
+            " number of samples, or use Shuffle to mix all of them."
+        )
+    return size
+
+
 def checked_seed(value: object) -> int:
     """Return a seed as an int.
 

@@ -9,10 +9,7 @@ import numpy as np
 
 from resumable_data.errors import UsageError
 from resumable_data.order.protocol import Int64Array
-from resumable_data.order.registry import is_known_kind, order_from_description
-from resumable_data.order.sequential import Sequential
-from resumable_data.order.shuffle import Shuffle
-from resumable_data.order.torch_shuffle import TorchShuffle
+from resumable_data.order.registry import OUR_ORDERS, is_known_kind, order_from_description
 
 _METHODS = ("__len__", "ids", "offsets", "describe")
 _REMEDY = "See the docstring of resumable_data.order.Order for the contract and a minimal implementation."
@@ -27,7 +24,7 @@ def check_order(order: object) -> None:
     Raises:
         UsageError: naming what was expected and found.
     """
-    if type(order) in (Sequential, Shuffle, TorchShuffle):
+    if type(order) in OUR_ORDERS:
         return
     missing = [name for name in _METHODS if not callable(getattr(order, name, None))]
     if missing or isinstance(order, type):

@@ -19,7 +19,7 @@ Numpy's time goes into moving operands through the cache, so what counts is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -47,10 +47,12 @@ _MASK_32 = 0xFFFF_FFFF
 
 _Vector32: TypeAlias = npt.NDArray[np.uint32]
 _Vector64: TypeAlias = npt.NDArray[np.uint64]
-_BlockFunction: TypeAlias = "Callable[[_Vector64, _Vector64, _Scratch], None]"
+BlockKeys: TypeAlias = Iterable[tuple[_Vector32, ...]]
+"""Per pair of rounds: multiplier, addend, finisher of the hash of right, then of left; 0-d, or one for each value."""
+_BlockFunction: TypeAlias = "Callable[[_Vector64, _Vector64, Scratch, BlockKeys], None]"
 
 
-class _Scratch:
+class Scratch:
     """Working memory for one block of values; each call has its own, so threads do not meet."""
 
     __slots__ = ("hashed", "left", "right", "spare", "wide")
@@ -77,7 +79,8 @@ class FeistelPermutation:
         self._narrow = cell_bits <= _NARROW_CELL_BITS
         self._bits = max(1, cell_bits // 2, cell_bits - _NARROW_ROW_BITS if self._narrow else 0)
         self._rows = -(-length >> self._bits)
-        self._has_strays = self._rows << self._bits > length
+        self.num_cells = self._rows << self._bits
+        self._has_strays = self.num_cells > length
         # Low bits of a hash that are dropped before it is multiplied by rows, so that the product fits.
         self._dropped_bits = (self._rows - 1).bit_length() if self._narrow else 0
         # Each row: multiplier, addend, finisher of the hash of right, then of left.
@@ -104,32 +107,42 @@ class FeistelPermutation:
             np.array(number, dtype=np.uint64) for number in (self._length, self._rows, self._bits)
         )
 
+    def keys(self, *, inverse: bool) -> BlockKeys:
+        """Keys of the pairs of rounds, in the order of their use."""
+        return self._vector_keys[::-1] if inverse else self._vector_keys
+
+    def scratch(self, num_values: int) -> Scratch:
+        """Working memory for blocks of ``num_values`` cells."""
+        return Scratch(num_values, narrow=self._narrow)
+
     def ids(self, offsets: Int64Array) -> Int64Array:
         """Map ``(k,)`` int64 in ``[0, n)`` to ``(k,)`` int64 in ``[0, n)``, a new array."""
-        return self._permute(offsets, self._forward_one, self._forward_block)
+        return self._permute(offsets, self._forward_one, self.forward_block, self.keys(inverse=False))
 
     def offsets(self, ids: Int64Array) -> Int64Array:
         """Undo `ids`: ``(k,)`` int64 in ``[0, n)`` to ``(k,)`` int64 in ``[0, n)``, a new array."""
-        return self._permute(ids, self._inverse_one, self._inverse_block)
+        return self._permute(ids, self._inverse_one, self.inverse_block, self.keys(inverse=True))
 
-    def _permute(self, values: Int64Array, one: Callable[[int], int], block: _BlockFunction) -> Int64Array:
+    def _permute(
+        self, values: Int64Array, one: Callable[[int], int], block: _BlockFunction, keys: BlockKeys
+    ) -> Int64Array:
         """Apply a bijection of the grid to ``(k,)`` values, again to each that is not yet below n."""
         if values.size <= SMALL_SIZE:
             return np.array([self._walk(value, one) for value in values.tolist()], dtype=np.int64)
         result = np.empty(values.shape, dtype=np.int64)
         source, target = values.view(np.uint64), result.view(np.uint64)
-        scratch = _Scratch(min(values.size, BLOCK_SIZE), narrow=self._narrow)
+        scratch = self.scratch(min(values.size, BLOCK_SIZE))
         strays = [np.empty(0, dtype=np.intp)]
         for start in range(0, values.size, BLOCK_SIZE):
             cells = target[start : start + BLOCK_SIZE]
             if cells.size < scratch.left.size:
-                scratch = _Scratch(cells.size, narrow=self._narrow)
-            block(source[start : start + BLOCK_SIZE], cells, scratch)
+                scratch = self.scratch(cells.size)
+            block(source[start : start + BLOCK_SIZE], cells, scratch, keys)
             if self._has_strays:
                 strays.append(np.flatnonzero(cells >= self._length_64) + start)
         again = np.concatenate(strays)
         if again.size:
-            result[again] = self._permute(result[again], one, block)
+            result[again] = self._permute(result[again], one, block, keys)
         return result
 
     def _walk(self, value: int, one: Callable[[int], int]) -> int:
@@ -162,10 +175,11 @@ class FeistelPermutation:
             left = (left - ((hashed >> dropped) * rows >> kept)) % rows
         return left << self._bits | right
 
-    def _forward_block(self, source: _Vector64, target: _Vector64, scratch: _Scratch) -> None:
+    def forward_block(self, source: _Vector64, target: _Vector64, scratch: Scratch, keys: BlockKeys) -> None:
+        """Send ``(k,)`` cells once through the network, ``keys`` in the order of their use; strays are left."""
         left, hashed, spare = scratch.left, scratch.hashed, scratch.spare
         self._split(source, scratch)
-        for key in self._vector_keys:
+        for key in keys:
             self._hash_right(key[:3], scratch)
             np.add(left, hashed, left)
             np.subtract(left, self._rows_32, spare)  # wraps to a large number where left < rows
@@ -173,10 +187,11 @@ class FeistelPermutation:
             self._mix_right(key[3:], scratch)
         self._join(scratch, target)
 
-    def _inverse_block(self, source: _Vector64, target: _Vector64, scratch: _Scratch) -> None:
+    def inverse_block(self, source: _Vector64, target: _Vector64, scratch: Scratch, keys: BlockKeys) -> None:
+        """Undo `forward_block`; ``keys`` are the same, the last pair first."""
         left, hashed, spare = scratch.left, scratch.hashed, scratch.spare
         self._split(source, scratch)
-        for key in reversed(self._vector_keys):
+        for key in keys:
             self._mix_right(key[3:], scratch)
             self._hash_right(key[:3], scratch)
             np.subtract(left, hashed, left)  # wraps to a large number where left < hashed
@@ -184,7 +199,7 @@ class FeistelPermutation:
             np.minimum(left, spare, out=left)
         self._join(scratch, target)
 
-    def _split(self, source: _Vector64, scratch: _Scratch) -> None:
+    def _split(self, source: _Vector64, scratch: Scratch) -> None:
         left, right = scratch.left, scratch.right
         np.copyto(right, source, casting="unsafe")
         if self._narrow:
@@ -194,7 +209,7 @@ class FeistelPermutation:
             np.copyto(left, scratch.wide, casting="unsafe")
         np.bitwise_and(right, self._mask_32, right)
 
-    def _join(self, scratch: _Scratch, target: _Vector64) -> None:
+    def _join(self, scratch: Scratch, target: _Vector64) -> None:
         left, right = scratch.left, scratch.right
         if self._narrow:
             np.left_shift(left, self._bits_32, left)
@@ -206,7 +221,7 @@ class FeistelPermutation:
             np.copyto(scratch.wide, right)
             np.bitwise_or(target, scratch.wide, target)
 
-    def _hash_right(self, key: tuple[_Vector32, ...], scratch: _Scratch) -> None:
+    def _hash_right(self, key: tuple[_Vector32, ...], scratch: Scratch) -> None:
         """Hash right to a row, in ``scratch.hashed``: the high bits of the product of hash and ``rows``."""
         hashed, wide = scratch.hashed, scratch.wide
         _hash_block(scratch.right, key, hashed, scratch.spare)
@@ -220,7 +235,7 @@ class FeistelPermutation:
             np.right_shift(wide, _SHIFT_32, wide)
             np.copyto(hashed, wide, casting="unsafe")
 
-    def _mix_right(self, key: tuple[_Vector32, ...], scratch: _Scratch) -> None:
+    def _mix_right(self, key: tuple[_Vector32, ...], scratch: Scratch) -> None:
         """Xor the high bits of the hash of left into right."""
         _hash_block(scratch.left, key, scratch.hashed, scratch.spare)
         np.right_shift(scratch.hashed, self._unused_bits_32, scratch.hashed)

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from resumable_data.errors import UsageError
+from resumable_data.order.block_shuffle import BlockShuffle
 from resumable_data.order.protocol import Order
 from resumable_data.order.sequential import Sequential
 from resumable_data.order.shuffle import Shuffle
 from resumable_data.order.torch_shuffle import TorchShuffle
 
-_CLASSES: dict[str, type[Sequential] | type[Shuffle] | type[TorchShuffle]] = {
-    cls.kind: cls for cls in (Sequential, Shuffle, TorchShuffle)
+OUR_ORDERS = (Sequential, Shuffle, TorchShuffle, BlockShuffle)
+_CLASSES: dict[str, type[Sequential] | type[Shuffle] | type[TorchShuffle] | type[BlockShuffle]] = {
+    cls.kind: cls for cls in OUR_ORDERS
 }
 _FIXED_KEYS = ("kind", "version", "length")
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 from resumable_data.order import feistel, table
 from resumable_data.order.arguments import checked_length, checked_name, checked_seed
 from resumable_data.order.base import DescribedOrder
-from resumable_data.order.keys import key_message, key_words
+from resumable_data.order.keys import key_message
+from resumable_data.order.permutation import Permutation, keyed_permutation
 from resumable_data.order.protocol import Int64Array
 
 _VERSION = 1
@@ -72,13 +73,8 @@ class Shuffle(DescribedOrder):
         return {"seed": self._seed, "name": self._name}
 
 
-def _permutation(
-    epoch: int, *, length: int, seed: int, name: str
-) -> table.TablePermutation | feistel.FeistelPermutation:
+def _permutation(epoch: int, *, length: int, seed: int, name: str) -> Permutation:
     """The permutation of one epoch, its key derived from everything that tells it from others."""
-    small = length <= table.MAX_TABLE_LENGTH
-    purpose = "order.shuffle.table" if small else "order.shuffle.feistel"
+    purpose = "order.shuffle.table" if length <= table.MAX_TABLE_LENGTH else "order.shuffle.feistel"
     message = key_message(version=_VERSION, purpose=purpose, seed=seed, epoch=epoch, length=length, name=name)
-    if small:
-        return table.keyed_table(length, key_words(message, table.NUM_KEY_WORDS))
-    return feistel.FeistelPermutation(length, key_words(message, feistel.NUM_KEY_WORDS))
+    return keyed_permutation(length, message)

@@ -6,6 +6,7 @@ permutations, and a table of this size is built faster than one sample is read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from threading import Lock
 from typing import TypeAlias
 
@@ -63,7 +64,7 @@ def keyed_table(length: int, words: npt.NDArray[np.uint32]) -> TablePermutation:
     assert 1 <= length <= MAX_TABLE_LENGTH
     assert words.shape == (NUM_KEY_WORDS,)
     sortable = np.empty(length, dtype=np.uint64)
-    keys = words.astype(np.uint64).reshape(4, 2) @ np.array([2**32, 1], dtype=np.uint64)
+    keys = wide_words(words)
     scratch = np.empty(min(length, _BLOCK_SIZE), dtype=np.uint64)
     for first in range(0, length, _BLOCK_SIZE):
         _hash_indices(sortable[first : first + _BLOCK_SIZE], first, keys, scratch)
@@ -80,11 +81,21 @@ def _hash_indices(
     index = np.arange(first, first + target.size, dtype=np.uint64)
     np.multiply(index, step | np.uint64(1), out=target)
     np.add(target, start, out=target)
+    mix(target, multipliers, spare)
+    np.bitwise_and(target, np.uint64(2**64 - 2**16), out=target)
+    np.bitwise_or(target, index, out=target)
+
+
+def wide_words(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Join ``(2k,)`` uint32 key words to ``(k,)`` uint64, the high half first."""
+    return words.astype(np.uint64).reshape(-1, 2) @ np.array([2**32, 1], dtype=np.uint64)
+
+
+def mix(target: npt.NDArray[np.uint64], multipliers: Iterable[np.uint64], spare: npt.NDArray[np.uint64]) -> None:
+    """Hash uint64 values in place by two keyed multipliers; a bijection. ``spare`` has their shape."""
     for multiplier, shift in zip(multipliers, (32, 29), strict=True):
         np.right_shift(target, np.uint64(shift), out=spare)
         np.bitwise_xor(target, spare, out=target)
         np.multiply(target, multiplier | np.uint64(1), out=target)
     np.right_shift(target, np.uint64(32), out=spare)
     np.bitwise_xor(target, spare, out=target)
-    np.bitwise_and(target, np.uint64(2**64 - 2**16), out=target)
-    np.bitwise_or(target, index, out=target)

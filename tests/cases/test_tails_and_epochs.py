@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from resumable_data import ResumableLoader, Sequential, Shuffle, TorchShuffle
+from resumable_data import BlockShuffle, ResumableLoader, Sequential, Shuffle, TorchShuffle
 from resumable_data.errors import UsageError
 from tests.simulated_ranks import Job, Numbers, flat
 
@@ -127,7 +127,16 @@ def test_case_23_len_is_the_number_of_steps_delivered() -> None:
         assert {loader.num_updates for loader in job.loaders} == {len(num_steps) - 1}
 
 
-@pytest.mark.parametrize("order", [Sequential(10), Shuffle(10, seed=4), TorchShuffle(10)], ids=repr)
+@pytest.mark.parametrize(
+    "order",
+    [
+        Sequential(10),
+        Shuffle(10, seed=4),
+        TorchShuffle(10),
+        *(BlockShuffle(10, block=b, window=4) for b in (1, 2, 3, 10)),
+    ],
+    ids=repr,
+)
 def test_case_28_resumed_at_each_of_ten_positions(order: Order) -> None:
     """n=10, G=1: a run stopped at each position goes on with the rest of the same sequence."""
     whole = Job(10, 1, order=order, global_batch=1, microbatch=1, epochs=1).train()

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from resumable_data import Sequential, Shuffle, TorchShuffle, audit_ledger
+from resumable_data import BlockShuffle, Sequential, Shuffle, TorchShuffle, audit_ledger
 from resumable_data.errors import RecipeMismatchError
 from resumable_data.plan import TAILS
 from tests.oracle import OracleCursor, OracleUpdate, split_update
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from resumable_data import AuditReport, Microbatch
     from resumable_data.order import Order
 
-ORDERS = (Shuffle, Sequential, TorchShuffle)
+ORDERS = (Shuffle, Sequential, TorchShuffle, lambda n: BlockShuffle(n, block=3, window=5))
 
 
 def expect_update(
@@ -99,7 +99,7 @@ def test_chains_of_restarts_agree_with_the_oracle_on_a_grid(tail: str) -> None:
         if tail == "drop" and global_batch > length:
             continue
         chain = [(1, first, 2), (2, second, 1), (1, third, 3)]
-        order = ORDERS[number % 3](length)
+        order = ORDERS[number % len(ORDERS)](length)
         run_chain(order, chain, global_batch=global_batch, tail=tail, epochs=2)
 
 

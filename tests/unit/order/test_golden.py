@@ -1,7 +1,7 @@
 """The orders of earlier versions.
 
-``tests/golden/orders.json`` never changes within a version of an order: a checkpoint that was written with that
-version counts positions in it. A change of algorithm raises the order's ``version`` and adds lines.
+``tests/golden/orders.json`` and ``block-orders.json`` never change within a version of an order: a checkpoint that was
+written with that version counts positions in it. A change of algorithm raises the order's ``version`` and adds lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from xxhash import xxh3_64_hexdigest
 
 from resumable_data.order import Int64Array, order_from_description
 
-LINES: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden" / "orders.json").read_text())["orders"]
+GOLDEN = Path(__file__).parents[2] / "golden"
+LINES: list[dict[str, Any]] = [
+    line for name in ("orders.json", "block-orders.json") for line in json.loads((GOLDEN / name).read_text())["orders"]
+]
 
 
 def probe(n: int) -> Int64Array:
@@ -46,7 +49,14 @@ def test_orders_are_what_they_were(line: dict[str, Any]) -> None:
 
 
 def test_there_are_golden_orders_of_every_kind() -> None:
-    """Every kind is held, and every way in which Shuffle computes."""
+    """Every kind is held, and every way in which Shuffle and the windows of BlockShuffle compute."""
     lengths = {line["description"]["length"] for line in LINES if line["description"]["kind"] == "shuffle"}
-    assert {line["description"]["kind"] for line in LINES} == {"sequential", "shuffle", "torch_shuffle"}
+    assert {line["description"]["kind"] for line in LINES} == {
+        "block-shuffle",
+        "sequential",
+        "shuffle",
+        "torch_shuffle",
+    }
     assert {1, 2, 65_536, 65_537, 2**32, 2**32 + 1, 10**12, 2**53 + 1, 2**62} <= lengths
+    windows = {line["description"]["window"] for line in LINES if line["description"]["kind"] == "block-shuffle"}
+    assert {1, 64, 65, 512, 1024, 1025, 2**32} <= windows

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from resumable_data.errors import UsageError
-from resumable_data.order import Order, Sequential, Shuffle, TorchShuffle, order_from_description
+from resumable_data.order import BlockShuffle, Order, Sequential, Shuffle, TorchShuffle, order_from_description
 
-ORDERS = [Sequential(2**53 + 1), Shuffle(10, 2**63 - 1, "é"), Shuffle(2**62), TorchShuffle(100, 7)]
+ORDERS = [
+    Sequential(2**53 + 1),
+    Shuffle(10, 2**63 - 1, "é"),
+    Shuffle(2**62),
+    TorchShuffle(100, 7),
+    BlockShuffle(2**62, 2**62, 2**32, 1, "é"),
+]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
@@ -28,7 +34,7 @@ GOOD: dict[str, Any] = {"kind": "shuffle", "version": 1, "length": 10, "seed": 0
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "mine"}, "kind must be one of sequential, shuffle, torch_shuffle; found 'mine'"),
+        ({"kind": "mine"}, "kind must be one of block-shuffle, sequential, shuffle, torch_shuffle; found 'mine'"),
         ({"kind": None}, "found None"),
         ({"kind": ["shuffle"]}, "must be one of"),
         ({"version": 2}, "must have version 1; found 2"),
