@@ -23,6 +23,7 @@ from resumable_data.loader.agreement import (
     gather_numbers,
     sum_reports,
 )
+from resumable_data.loader.targets import Process, read_count, sum_counts
 from resumable_data.sampler import Progress
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _RUN_ID = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """What stays the same for as long as a loader lives.
+    """What stays the same for as long as a loader lives, or until it is remapped.
 
     Attributes:
         topology: This process among the others.
@@ -75,7 +76,12 @@ class Session:
 
     def __init__(self, start: Cursor, settings: JobSettings) -> None:
         self._settings = settings
-        self._progress = Progress(start, is_alone=settings.layout.num_replicas == 1)
+        self._progress = Progress(
+            start,
+            is_alone=settings.layout.num_replicas == 1,
+            counts_targets=start.recipe.normalize == "targets",
+        )
+        self._process: Process | None = None
         self._writer: RankWriter | None = None
         self._keeps_ids = settings.ledger is not None and settings.ledger.ids == "full"
         self._has_begun = False
@@ -84,6 +90,11 @@ class Session:
     def cursor(self) -> Cursor:
         """The committed cursor."""
         return self._progress.cursor
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether something was delivered that is not committed."""
+        return self._progress.has_uncommitted
 
     def check_run(self, start: Cursor) -> None:
         """Make sure that a saved cursor is of this session's run, and of its ledger's.
@@ -115,8 +126,9 @@ class Session:
         reports = [self._report()] if group is None else exchange(self._report(), group)
         if group is not None:
             check_reports(reports, explain=lambda: gather_cursors(self.cursor, group))
+            self._process = self._find_peers(reports, group)
         self._progress.run_id = self._progress.run_id or f"{reports[0].run:016x}"
-        self._open_ledger(reports)
+        self._open_ledger()
         self._has_begun = True
 
     def deliver(self, rows: MicrobatchRows, digest: int) -> None:
@@ -144,6 +156,25 @@ class Session:
         update = self._progress.commit(applied=applied)
         if self._writer is not None:
             self._writer.commit(update, applied)
+
+    def count_targets(self, update: int, local_count: Any, global_count: Any) -> float:
+        """Take down the target tokens of a delivered update; its loss scale. See `Update.set_targets`. Collective."""
+        self._progress.require_delivered(update)
+        layout, process = self._settings.layout, self._process
+        if global_count is not None:
+            tokens = read_count(global_count)
+        elif process is not None:
+            tokens = sum_counts(update, local_count, process)
+        elif layout.num_replicas == 1:
+            tokens = read_count(local_count)
+        else:
+            raise UsageError(
+                f"this loader is rank {layout.rank} of {layout.num_replicas} by its arguments, and no process group "
+                "has these ranks, so there is nobody to add counts up with. Initialise the process group with the same "
+                "ranks; for ranks simulated in one process add their counts up and give the sum as global_count=."
+            )
+        self._progress.count_targets(update, tokens)
+        return self._settings.loss_factor / max(tokens, 1)
 
     def rewind(self) -> None:
         """Forget what was delivered and not committed."""
@@ -188,6 +219,10 @@ class Session:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _find_peers(self, reports: Sequence[Report], group: ProcessGroup) -> Process:
+        peers = [process for process, report in enumerate(reports) if report.rank == self._settings.layout.rank]
+        return Process(group, is_first=dist.get_rank(group) == peers[0], num_peers=len(peers))
 
     def _report(self) -> Report:
         layout = self._settings.layout
@@ -234,20 +269,20 @@ class Session:
                 "to go on with the old run, load its checkpoint first."
             )
 
-    def _open_ledger(self, reports: Sequence[Report]) -> None:
+    def _open_ledger(self) -> None:
         """Join the attempt, and open this rank's file where no peer of a lower number does."""
         ledger, group, layout = self._settings.ledger, self._settings.topology.group, self._settings.layout
         if ledger is None:
             return
         process = 0 if group is None else dist.get_rank(group)
+        is_peer = self._process is not None and not self._process.is_first
         if group is None:
             self._check_ledger(ledger)
             claim = ledger.join(self.cursor, rank=layout.rank, **self._claim_arguments())
         else:
             claim = self._claim_together(ledger, group, process)
         self._progress.attempt = claim.attempt
-        has_lower_peer = any(report.rank == layout.rank for report in reports[:process])
-        failure = self._open_rank(ledger, claim) if claim.attempt and not has_lower_peer else None
+        failure = self._open_rank(ledger, claim) if claim.attempt and not is_peer else None
         if group is not None and ledger.on_error == "raise":
             _fail_together(failure, group)
         if failure is not None:
