@@ -34,6 +34,8 @@ def format_report(report: AuditReport) -> str:
     explained = _EXPLAINED[report.verdict]
     if report.verdict == "proven" and (report.replayed.low or report.omitted.low):
         explained = "replayed and omitted samples are within the declared bounds"
+    if report.verdict == "proven" and report.unreadable.low:
+        explained += f", but for {report.unreadable} that could not be read, as declared"
     lines = [f"{report.verdict.upper()}: {explained}", ""]
     lines += [f"  {name:<10} {value}" for name, value in _counts(report)]
     if report.attempts:
@@ -53,6 +55,8 @@ def _counts(report: AuditReport) -> list[tuple[str, str]]:
         ("replayed", str(report.replayed)),
         ("omitted", str(report.omitted)),
     ]
+    if report.unreadable.low:
+        counts.append(("unreadable", f"{report.unreadable}, replaced by rows of weight 0"))
     if report.subject == "ledger":
         counts += [("discarded", str(report.discarded)), ("in flight", str(report.in_flight))]
     if report.dropped:

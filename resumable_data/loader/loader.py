@@ -10,20 +10,24 @@ import torch
 import torch.utils.data
 
 from resumable_data.cursor import Cursor, Recipe, check_allowed, encode_cursor, resume_cursor
-from resumable_data.errors import CommitError, SampleReadError, StaleIteratorError, UsageError
+from resumable_data.errors import CommitError, StaleIteratorError, UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.dataloader import WorkerSeeds, fetch_all, make_dataloader
 from resumable_data.loader.fetch import (
     FetchDataset,
     ReadFailure,
     RequestQueue,
+    Substituted,
     check_dataset,
+    ended_early,
+    other_samples,
     unreadable,
 )
 from resumable_data.loader.microbatch import Microbatch
 from resumable_data.loader.remap import Placement, check_remap, remap_settings
 from resumable_data.loader.session import JobSettings, Session
 from resumable_data.loader.state import FRESH_START, make_state, read_state
+from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
 from resumable_data.order import Shuffle, check_order
 from resumable_data.plan import require_count
@@ -64,6 +68,10 @@ class ResumableLoader:
         fingerprint: What identifies the dataset's contents; a resume under another one is refused.
         seed: Seeds the default order and the workers' random generators.
         ledger: A `Ledger`, or the path of one, to record what is delivered.
+        on_unreadable: What a sample that cannot be read does: ``"raise"``, or ``"filler"``: another row's data takes
+            its place with weight 0, it is logged, and recorded in the ledger, which is needed then.
+        max_unreadable: Samples that each rank may so replace in one launch; the next one raises. Needed with
+            ``"filler"``.
         num_workers: As for torch's DataLoader, like `collate_fn`, `pin_memory` and the options below.
         collate_fn: Makes a batch of a list of samples.
         pin_memory: Whether batches are copied to pinned memory.
@@ -106,6 +114,8 @@ class ResumableLoader:
         fingerprint: str | None = None,
         seed: int = 0,
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        on_unreadable: str = "raise",
+        max_unreadable: int | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -133,12 +143,14 @@ class ResumableLoader:
             factor=self._placement.loss_factor(topology.num_replicas),
             targets=None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length),
         )
+        self._unreadable = make_unreadable(on_unreadable, max_unreadable, has_ledger=ledger is not None)
         self._settings = JobSettings(
             topology=topology,
             layout=layout,
             epochs=epochs,
             loss_factor=self._weight.factor,
             ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
+            max_unreadable=max_unreadable,
         )
         self._recipe = Recipe(
             order=self._order.describe(),
@@ -158,7 +170,11 @@ class ResumableLoader:
         if self._seed_workers is not None:
             options["generator"] = self._seed_workers.generator
         self._dataloader: torch.utils.data.DataLoader[Fetched] | None = make_dataloader(
-            FetchDataset(dataset, collate_fn or torch.utils.data.default_collate),
+            FetchDataset(
+                dataset,
+                collate_fn or torch.utils.data.default_collate,
+                substitutes=self._unreadable is not None,
+            ),
             self._requests,
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -205,13 +221,19 @@ class ResumableLoader:
                 fetched = next(self._fetched, None)
                 if fetched is None:
                     if pending:
-                        raise _ended_early(pending[0][0])
+                        raise ended_early(pending[0][0])
                     return
                 (rows, expected), (data, digest) = pending.popleft(), fetched
                 if digest != expected:
-                    raise _other_samples(rows)
+                    raise other_samples(rows)
                 if type(data) is ReadFailure:
                     raise unreadable(rows, data)
+                if type(data) is Substituted:
+                    assert self._unreadable is not None
+                    omitted = self._unreadable.add(rows, data.failures)
+                    session.deliver(rows, digest, omitted)
+                    yield Microbatch(data.data, rows, unreadable=omitted)
+                    continue
                 session.deliver(rows, digest)
                 yield Microbatch(data, rows)
         finally:
@@ -405,23 +427,8 @@ class ResumableLoader:
 
 def _stale() -> StaleIteratorError:
     return StaleIteratorError(
-        "this iterator was made before the loader was iterated again, loaded, remapped or closed; what it would give is not what "
-        "comes next. Use the iterator of a new iter(loader)."
-    )
-
-
-def _ended_early(rows: MicrobatchRows) -> SampleReadError:
-    return SampleReadError(
-        f"expected the data of update {rows.update}, microbatch {rows.microbatch}; found that the DataLoader had "
-        "ended, because collate_fn raised StopIteration. The cursor did not move; mend collate_fn and resume from the "
-        "last checkpoint, nothing is skipped."
-    )
-
-
-def _other_samples(rows: MicrobatchRows) -> SampleReadError:
-    return SampleReadError(
-        f"a worker read other samples than the {rows.num_rows} it was asked for in update {rows.update}, microbatch "
-        f"{rows.microbatch}. The cursor did not move; this machine's memory may be at fault."
+        "this iterator was made before the loader was iterated again, loaded, remapped or closed; what it would give "
+        "is not what comes next. Use the iterator of a new iter(loader)."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resumable_data.errors import CommitError, UsageError
 from resumable_data.loader.topology import Topology, resolve_topology
@@ -48,11 +48,23 @@ class Placement:
         size = num_replicas if self.reduction_size is None else self.reduction_size
         return loss_factor(self.gradient_reduction, size)
 
-    def moved(self, *, reduction_size: int | None, **place: Any) -> Placement:
-        """At another place, where one is given; a place is replaced as a whole."""
-        given = {} if all(value is None for value in place.values()) else place
+    def moved(
+        self,
+        *,
+        rank: int | None,
+        num_replicas: int | None,
+        mesh: DeviceMesh | None,
+        data_axes: str | Sequence[str] | None,
+        reduction_size: int | None,
+    ) -> Placement:
+        """At another place, where one is given: rank and size, or a mesh, or other axes of the mesh there is."""
         size = self.reduction_size if reduction_size is None else reduction_size
-        return replace(self, reduction_size=size, **given)
+        has_rank = rank is not None or num_replicas is not None
+        if not has_rank and mesh is None and data_axes is None:
+            return replace(self, reduction_size=size)
+        if not has_rank:
+            mesh, data_axes = mesh or self.mesh, data_axes or self.data_axes
+        return replace(self, rank=rank, num_replicas=num_replicas, mesh=mesh, data_axes=data_axes, reduction_size=size)
 
 
 def remap_settings(
@@ -84,7 +96,7 @@ def remap_settings(
         num_replicas=topology.num_replicas,
         microbatch=settings.layout.microbatch if microbatch is None else microbatch,
     )
-    factor = after.loss_factor(topology.num_replicas)
+    factor = placement.loss_factor(topology.num_replicas)
     return replace(settings, topology=topology, layout=layout, loss_factor=factor)
 
 

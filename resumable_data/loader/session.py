@@ -24,6 +24,7 @@ from resumable_data.loader.agreement import (
     sum_reports,
 )
 from resumable_data.loader.targets import Process, read_count, sum_counts
+from resumable_data.loader.unreadable import require_no_peers
 from resumable_data.sampler import Progress
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class JobSettings:
         epochs: Epochs of the run, None without an end.
         loss_factor: See `resumable_data.plan.loss_factor`.
         ledger: Where deliveries are recorded, or None.
+        max_unreadable: Samples that a rank may fill in for; None where one that cannot be read is an error.
     """
 
     topology: Topology
@@ -57,12 +59,14 @@ class JobSettings:
     epochs: int | None
     loss_factor: float
     ledger: Ledger | None
+    max_unreadable: int | None = None
 
     def hash(self) -> int:
         """A 64-bit hash of what must be equal on all ranks."""
         layout = self.layout
         on_error = self.ledger and self.ledger.on_error  # decides which collective calls are made
-        values = (self.epochs, layout.microbatch, layout.pad_microbatches, self.loss_factor, on_error)
+        loss = (self.loss_factor, self.max_unreadable)
+        values = (self.epochs, layout.microbatch, layout.pad_microbatches, *loss, on_error)
         return xxhash.xxh3_64_intdigest(repr(values).encode())
 
 
@@ -118,6 +122,7 @@ class Session:
 
         Raises:
             DisagreementError: The ranks do not start at the same place, or are not one rank set.
+            UsageError: Samples may be filled in for, and ranks have peers that must read the same.
             LedgerError: The ledger belongs to something else, or cannot be written and ``on_error="raise"``.
         """
         if self._has_begun:
@@ -127,16 +132,24 @@ class Session:
         if group is not None:
             check_reports(reports, explain=lambda: gather_cursors(self.cursor, group))
             self._process = self._find_peers(reports, group)
+            if self._settings.max_unreadable is not None:
+                require_no_peers(reports)
         self._progress.run_id = self._progress.run_id or f"{reports[0].run:016x}"
         self._open_ledger()
         self._has_begun = True
 
-    def deliver(self, rows: MicrobatchRows, digest: int) -> None:
-        """Take down that `rows` are handed to the training loop; `digest` is that of all rows fetched."""
+    def deliver(self, rows: MicrobatchRows, digest: int, unreadable: tuple[int, ...] = ()) -> None:
+        """Take down that `rows` are handed to the training loop; `digest` is that of all rows asked for.
+
+        `unreadable` are the numbers of those that could not be read, filler rows left out.
+        """
         self._progress.deliver(rows)
         writer = self._writer
         if writer is None:
             return
+        for row in unreadable:
+            position = rows.start + rows.shape.stride * row
+            writer.unreadable(rows.update, rows.microbatch, position, int(rows.ids[row]))
         if rows.num_filler:
             digest = xxhash.xxh3_64_intdigest(rows.ids_bytes)
         writer.delivered(

@@ -94,7 +94,7 @@ class LossWeight:
         if self.normalize == "targets" and self.targets is not None:
             raise UsageError(
                 'normalize="targets" counts target tokens by update.set_targets(), and num_target_tokens= was given '
-                'too. Leave it out; or, if these counts are right, use normalize="tokens", which needs no communication.'
+                'too. Leave it out; or, if these counts are right, use normalize="tokens": it needs no communication.'
             )
 
 
