@@ -7,6 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
+import torch
 
 from resumable_data import ResumableLoader, Shuffle, audit_cursor, audit_ledger
 from resumable_data.errors import CommitError, StaleIteratorError, TopologyError, UsageError
@@ -180,3 +181,23 @@ def test_wrong_arguments_change_nothing() -> None:
     loader.close()
     with pytest.raises(UsageError, match="this loader is closed"):
         loader.remap(rank=0, num_replicas=1)
+
+
+class Noise(Numbers):
+    """A dataset that augments with torch's generator."""
+
+    def __getitem__(self, index: int) -> int:
+        return int(torch.randint(2**40, ()).item())
+
+
+def test_workers_are_seeded_as_those_of_the_new_rank() -> None:
+    """Workers that are started after a remap draw what they would in a loader made for the new rank."""
+
+    def make(rank: int) -> ResumableLoader:
+        place: dict[str, Any] = {"rank": rank, "num_replicas": 3}
+        return ResumableLoader(Noise(30), global_batch=6, microbatch=2, num_workers=1, collate_fn=keep_list, **place)
+
+    with make(0) as remapped, make(2) as made:
+        unmoved = next(iter(remapped)).data
+        remapped.remap(rank=2, num_replicas=3, rollback=True)
+        assert next(iter(remapped)).data == next(iter(made)).data != unmoved
