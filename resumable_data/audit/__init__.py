@@ -4,6 +4,7 @@ from resumable_data.audit.cursor_audit import audit_cursor
 from resumable_data.audit.findings import KINDS, Finding
 from resumable_data.audit.ledger_audit import audit_ledger
 from resumable_data.audit.report import AttemptReport, AuditReport, Bounds
+from resumable_data.audit.unreadable import UnreadableSample
 
 __all__ = [
     "KINDS",
@@ -11,6 +12,7 @@ __all__ = [
     "AuditReport",
     "Bounds",
     "Finding",
+    "UnreadableSample",
     "audit_cursor",
     "audit_ledger",
 ]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from resumable_data.audit.history import Attempt
     from resumable_data.audit.rank_audit import Branch
+    from resumable_data.audit.unreadable import UnreadableSample
     from resumable_data.cursor import Cursor
     from resumable_data.ledger import Claim
     from resumable_data.ledger.reader import RankLog
@@ -32,6 +33,7 @@ class AttemptResult(NamedTuple):
         changes: Rows by which its ranks' deliveries differ from their shares.
         lost: Samples of the surviving history that files should tell about and do not.
         unverified: Samples of which it is open what was delivered.
+        unreadable: Samples of the surviving history that could not be read, as recorded.
     """
 
     report: AttemptReport
@@ -39,6 +41,7 @@ class AttemptResult(NamedTuple):
     changes: list[Change]
     lost: int = 0
     unverified: int = 0
+    unreadable: tuple[UnreadableSample, ...] = ()
 
 
 class RankFiles:
@@ -150,6 +153,7 @@ def audit_branch(
         changes=[change for result in results for change in result.changes],
         lost=sum(result.lost for result in results),
         unverified=sum(result.unverified for result in results),
+        unreadable=tuple(one for result in results for one in result.unreadable),
     )
 
 

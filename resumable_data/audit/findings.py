@@ -64,6 +64,12 @@ KINDS = {
     "RD205": Kind(VIOLATION, "deliveries are out of order", _EDITED),
     "RD206": Kind(VIOLATION, "an impossible number of filler rows", _EDITED),
     "RD207": Kind(VIOLATION, "a record that no run can write", _EDITED),
+    "RD208": Kind(VIOLATION, "an unreadable sample that its microbatch does not hold", _EDITED),
+    "RD209": Kind(
+        NOTE,
+        "samples that could not be read were replaced by filler, as the run declared",
+        "Mend them in the dataset; this run was not trained on them.",
+    ),
     "RD301": Kind(VIOLATION, "commits are not one after another", _EDITED),
     "RD302": Kind(VIOLATION, "ranks disagree on whether an update was applied", _EDITED),
     "RD303": Kind(VIOLATION, "a rewind reaches behind a commit", _EDITED),
@@ -83,6 +89,11 @@ KINDS = {
     ),
     "RD501": Kind(
         VIOLATION, "more was discarded than allowed", "Save checkpoints more often, or raise --max-discarded."
+    ),
+    "RD502": Kind(
+        VIOLATION,
+        "more samples could not be read than allowed",
+        "Mend the dataset and go on from a checkpoint made before, or raise --max-unreadable.",
     ),
 }
 

@@ -15,6 +15,7 @@ from resumable_data.audit.rank_audit import Branch
 from resumable_data.audit.replay import check_take_over, replay_cursor
 from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
+from resumable_data.audit.unreadable import check_unreadable
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import UsageError
 from resumable_data.ledger.frames import shown
@@ -35,6 +36,7 @@ class Limits(msgspec.Struct, frozen=True):
     replayed: int = 0
     omitted: int = 0
     discarded: int | None = None
+    unreadable: int | None = None
 
 
 def audit_ledger(
@@ -44,6 +46,7 @@ def audit_ledger(
     max_omitted: int = 0,
     max_discarded: int | None = None,
     since_take_over: bool = False,
+    max_unreadable: int | None = None,
 ) -> AuditReport:
     """Say from a ledger's files what the surviving history of its run contains.
 
@@ -56,6 +59,8 @@ def audit_ledger(
         max_omitted: Samples that may be missing from it.
         max_discarded: Samples that may have been delivered and rolled back; None for any number.
         since_take_over: Judge a run that was taken over from another loader by what came after alone.
+        max_unreadable: Samples of the surviving history that may have been replaced because they could not be read;
+            None for as many as the launches allowed themselves.
 
     Raises:
         LedgerCorruptError: A file is damaged anywhere but at a torn tail; the message says where.
@@ -67,8 +72,8 @@ def audit_ledger(
         >>> report.verdict, report.replayed.low, report.omitted.low  # doctest: +SKIP
         ('proven', 0, 0)
     """
-    limits = Limits(max_replayed, max_omitted, max_discarded)
-    if min(max_replayed, max_omitted, max_discarded or 0) < 0:
+    limits = Limits(max_replayed, max_omitted, max_discarded, max_unreadable)
+    if min(max_replayed, max_omitted, max_discarded or 0, max_unreadable or 0) < 0:
         raise UsageError(f"limits must be at least 0 samples, got {limits}")
     history = read_history(Path(path))
     findings = list(history.findings)
@@ -155,6 +160,9 @@ def _conclude(
     within = replayed <= limits.replayed and omitted <= limits.omitted
     findings = [_within_limits(one) if within else one for one in findings]
     findings += _check_discarded(discarded, limits)
+    unreadable = tuple(one for number in sorted(results) for one in results[number].unreadable)
+    num_unreadable = Bounds(len(unreadable), len(unreadable) + unknown if is_complete else None)
+    findings += check_unreadable(unreadable, num_unreadable, limits.unreadable)
     return AuditReport(
         subject="ledger",
         path=shown(path),
@@ -170,6 +178,8 @@ def _conclude(
         dropped=max(last.stop_position - samples, 0),
         replayed=Bounds(replayed, replayed + unknown if is_complete else None),
         omitted=Bounds(omitted, omitted + unknown if is_complete else None),
+        unreadable=num_unreadable,
+        unreadable_samples=unreadable,
         discarded=discarded,
         in_flight=sum(result.report.in_flight for result in results.values()),
         attempts=reports,

@@ -10,6 +10,7 @@ import numpy as np
 
 from resumable_data.audit.findings import Issue
 from resumable_data.audit.rows import digests, is_possible
+from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
 from resumable_data.audit.updates import Shares, Spans, Stretch, num_microbatches, shares
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class RankResult(msgspec.Struct):
         beyond: Samples of updates that are not in the surviving history, rewinds apart.
         lost: Samples of the surviving history that the file should tell about and does not.
         unverified: Samples whose IDs are not those of their positions, so that it is open what was delivered.
+        unreadable: Samples of the surviving history that could not be read and were replaced, as recorded.
         changes: Rows that were delivered and not expected, or the reverse.
         applied: (n,) bool, whether the updates from `first_update` on were applied.
         issues: What is wrong.
@@ -123,6 +125,7 @@ class RankResult(msgspec.Struct):
     beyond: int = 0
     lost: int = 0
     unverified: int = 0
+    unreadable: list[UnreadableSample] = msgspec.field(default_factory=list)
     changes: list[Change] = msgspec.field(default_factory=list)
     applied: Mask = msgspec.field(default_factory=lambda: np.empty(0, np.bool_))
     issues: list[Issue] = msgspec.field(default_factory=list)
@@ -180,6 +183,7 @@ class _RankAudit:
         result.rewound = int(rows[rewound].sum())
         result.beyond = int(rows[beyond].sum())
         survives = ~(rewound | beyond)
+        self._check_unreadable(log, survives)
         self._check_sequence(log.commits, np.flatnonzero(survives), records)
         records = records.take(survives)
         records = records.take(self._check_possible(records))
@@ -284,6 +288,17 @@ class _RankAudit:
             expected = f"at most {int(room[where])} filler rows, and one at least where there is no other row"
             found = f"{int(records.filler[where])} filler rows in {_describe(records, where)}"
             self._issue("RD206", expected, found, records.update[bad])
+
+    def _check_unreadable(self, log: RankLog, survives: Mask) -> None:
+        if not len(log.unreadable):
+            return
+        result, branch = self._result, self._branch
+        result.unreadable, impossible = read_unreadable(log, survives, rank=self._rank, branch=branch)
+        if len(impossible):
+            position, sample_id = int(impossible.position[0]), int(impossible.id[0])
+            found = f"update {int(impossible.update[0])}, sample {sample_id} at position {position}"
+            expected = "a row of the microbatch recorded next, with the order's ID"
+            self._issue("RD208", expected, found, impossible.update)
 
     def _check_digests(self, records: Deliveries) -> None:
         """Recompute each record's digest from the order."""

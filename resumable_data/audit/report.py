@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resumable_data.audit.findings import MISSING_EVIDENCE, VIOLATION, Finding
+from resumable_data.audit.unreadable import UnreadableSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +77,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         subject: ``"ledger"`` or ``"cursor"``.
         path: What was audited.
-        verdict: ``"proven"``: each committed sample was delivered exactly once, within the bounds asked for.
+        verdict: ``"proven"``: each committed sample was delivered exactly once, within the bounds asked for, but for
+            those that the run declared unreadable.
             ``"violated"``: it was not, or the evidence contradicts itself. ``"unproven"``: evidence is missing.
         run_id: The run.
         updates: Updates in the surviving history.
@@ -89,6 +91,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         dropped: Samples skipped at the ends of epochs, as the recipe declares.
         replayed: Samples more than once in the surviving history; each repeat counts.
         omitted: Samples in its range that were never delivered.
+        unreadable: Samples committed that could not be read: rows of weight 0 took their places, as the run declared.
+            They are not among the omitted ones.
+        unreadable_samples: Which they are.
         discarded: Samples delivered and rolled back by a restart.
         in_flight: Samples delivered and not committed yet.
         attempts: All launches, oldest first.
@@ -109,6 +114,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     replayed: Bounds
     omitted: Bounds
+    unreadable: Bounds = NOTHING
+    unreadable_samples: tuple[UnreadableSample, ...] = ()
     discarded: Bounds = NOTHING
     in_flight: int = 0
     attempts: tuple[AttemptReport, ...] = ()

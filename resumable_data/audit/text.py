@@ -36,6 +36,8 @@ def format_report(report: AuditReport) -> str:
         explained = "replayed and omitted samples are within the declared bounds"
     if report.verdict == "proven" and _is_taken_over(report):
         explained += ", since the run was taken over"
+    if report.verdict == "proven" and report.unreadable.low:
+        explained += f", but for {report.unreadable} that could not be read, as declared"
     lines = [f"{report.verdict.upper()}: {explained}", ""]
     lines += [f"  {name:<10} {value}" for name, value in _counts(report)]
     if report.attempts:
@@ -55,6 +57,8 @@ def _counts(report: AuditReport) -> list[tuple[str, str]]:
         ("replayed", str(report.replayed)),
         ("omitted", str(report.omitted)),
     ]
+    if report.unreadable.low:
+        counts.append(("unreadable", f"{report.unreadable}, replaced by rows of weight 0"))
     if report.subject == "ledger":
         counts += [("discarded", str(report.discarded)), ("in flight", str(report.in_flight))]
     if report.dropped:

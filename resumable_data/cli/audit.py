@@ -34,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ("replayed", 0, "in the surviving history more than once"),
         ("omitted", 0, "missing from the surviving history"),
         ("discarded", None, "delivered and rolled back (default: any number)"),
+        ("unreadable", None, "replaced because they could not be read (default: what the launches allowed)"),
     ):
         help_text = f"allow N samples to be {meaning}"
         parser.add_argument(f"--max-{name}", type=_count, default=default, metavar="N", help=help_text)
@@ -57,6 +58,7 @@ def _audit(args: argparse.Namespace) -> AuditReport:
         max_omitted=args.max_omitted,
         max_discarded=args.max_discarded,
         since_take_over=args.since_take_over,
+        max_unreadable=args.max_unreadable,
     )
 
 

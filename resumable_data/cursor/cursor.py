@@ -58,7 +58,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         applied: Updates whose optimizer step was taken.
         skipped: Updates whose optimizer step was skipped, say by a loss scaler; their samples are consumed.
         samples: Samples committed; padding and dropped samples are not among them.
-        tokens: Target tokens of the committed samples, where their number is known ahead; else 0.
+        tokens: Target tokens of the committed samples, where their number is known ahead; with
+            ``normalize="targets"`` those counted, padding rows included; else 0.
         epoch: Epoch of the next sample. The end of epoch e is (e + 1, 0).
         offset: Samples of `epoch` that are behind the cursor, in [0, N).
         padding: Rows committed that repeated a sample to fill an update (``tail="pad"``).

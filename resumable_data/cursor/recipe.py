@@ -38,7 +38,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         order: The order's `describe()`: kind, version, length, seed, name.
         global_batch: Samples of one update.
         tail: What happens at the end of an epoch, see `Schedule`.
-        normalize: What the gradient is a mean over, ``"samples"`` or ``"tokens"``.
+        normalize: What the gradient is a mean over, ``"samples"``, ``"tokens"`` or ``"targets"``.
         fingerprint: What identifies the dataset's contents (a tokenizer, a data version), or None.
 
     Raises:

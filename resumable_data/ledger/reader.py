@@ -27,6 +27,7 @@ from resumable_data.ledger.records import (
     RankHeader,
     RankRecord,
     Rewind,
+    Unreadable,
     claim_decoder,
     header_decoder,
     record_decoder,
@@ -96,6 +97,29 @@ class Rewinds(msgspec.Struct, frozen=True):
     after_commits: NDArray[np.int64]
 
 
+class UnreadableRows(msgspec.Struct, frozen=True):
+    """The `Unreadable` records of one file, in order.
+
+    Attributes:
+        update: (n,) int64, and likewise index, position and id.
+        after: (n,) int64, how many deliveries come before it in the file: the number of the one that it is about.
+    """
+
+    update: NDArray[np.int64]
+    index: NDArray[np.int64]
+    position: NDArray[np.int64]
+    id: NDArray[np.int64]
+    after: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return self.update.size
+
+    def take(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> UnreadableRows:
+        """The records that numpy indexing with `which` gives."""
+        columns = (self.update, self.index, self.position, self.id, self.after)
+        return UnreadableRows(*(column[which] for column in columns))
+
+
 class RankLog(msgspec.Struct, frozen=True):
     """One rank's file.
 
@@ -105,6 +129,7 @@ class RankLog(msgspec.Struct, frozen=True):
         deliveries: What was handed to the training loop.
         commits: What was committed.
         rewinds: Where iteration started again.
+        unreadable: Which rows of the deliveries could not be read.
         has_end: Whether it was closed in order.
         num_bytes: Bytes that were read and found good.
         torn_bytes: Bytes of a torn tail, dropped.
@@ -115,6 +140,7 @@ class RankLog(msgspec.Struct, frozen=True):
     deliveries: Deliveries
     commits: Commits
     rewinds: Rewinds
+    unreadable: UnreadableRows
     has_end: bool
     num_bytes: int
     torn_bytes: int
@@ -177,6 +203,7 @@ class _Columns:
         self._num_deliveries = 0
         self._commits: list[tuple[int, bool, int]] = []
         self._rewinds: list[tuple[int, int, int]] = []
+        self._unreadable: list[tuple[int, int, int, int, int]] = []
 
     def add(self, offset: int, payloads: list[bytes]) -> None:
         """Add a batch of records whose first frame is at `offset`."""
@@ -197,12 +224,14 @@ class _Columns:
         columns = [np.concatenate([getattr(part, name) for part in parts]) for name in (*_COLUMNS, "digest")]
         commits = np.array(self._commits, np.int64).reshape(-1, 3)
         rewinds = np.array(self._rewinds, np.int64).reshape(-1, 3)
+        unreadable = np.array(self._unreadable, np.int64).reshape(-1, 5)
         return RankLog(
             path=path,
             header=header,
             deliveries=Deliveries(*columns),
             commits=Commits(commits[:, 0], commits[:, 1].astype(bool), commits[:, 2]),
             rewinds=Rewinds(rewinds[:, 0], rewinds[:, 1], rewinds[:, 2]),
+            unreadable=UnreadableRows(*unreadable.T),
             has_end=self.has_end,
             num_bytes=self._frames.offset,
             torn_bytes=self._frames.torn_bytes,
@@ -229,6 +258,8 @@ class _Columns:
                 self._commits.append((record.update, record.applied, num_deliveries))
             elif type(record) is Rewind:
                 self._rewinds.append((record.update, num_deliveries, len(self._commits)))
+            elif type(record) is Unreadable:
+                self._unreadable.append((record.update, record.index, record.position, record.id, num_deliveries))
             elif type(record) is End:
                 self.has_end = True
                 if number != len(records) - 1:

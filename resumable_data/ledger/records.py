@@ -117,7 +117,23 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
     """The file was closed in order; nothing follows."""
 
 
-RankRecord = Delivered | Commit | Rewind | End
+class Unreadable(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """A row of the microbatch that is delivered next, whose sample could not be read: its weight is zero.
+
+    Attributes:
+        update: Index of the update in the whole run.
+        index: Index of the microbatch in the update.
+        position: The row's virtual position, as in `Delivered`.
+        id: The sample's ID.
+    """
+
+    update: Natural
+    index: Natural
+    position: Natural
+    id: Natural
+
+
+RankRecord = Delivered | Commit | Rewind | End | Unreadable
 
 # numpy's integers are as welcome as Python's: operator.index makes the one of the other.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)

@@ -24,6 +24,7 @@ from resumable_data.ledger.records import (
     RankHeader,
     RankRecord,
     Rewind,
+    Unreadable,
     encode_record,
 )
 
@@ -82,6 +83,10 @@ class RankWriter:
         """
         kept = ids.astype("<i8").tobytes() if self._is_full and ids is not None else None
         self._append(Delivered(update, index, start, stride, count, padding, filler, digest, kept))
+
+    def unreadable(self, update: int, index: int, position: int, sample_id: int) -> None:
+        """Record a sample of the microbatch recorded next that could not be read; see `Unreadable`."""
+        self._append(Unreadable(update, index, position, sample_id))
 
     def commit(self, update: int, applied: bool) -> None:
         """Record that the optimizer took (`applied`) or skipped the step of `update`."""

@@ -70,13 +70,14 @@ class WorkerSeeds:
 
     Args:
         seed: The loader's seed.
-        rank: The data-parallel rank.
+        rank: The data-parallel rank; may be set.
     """
 
     def __init__(self, seed: int, rank: int) -> None:
         self.generator = torch.Generator()
-        self._key = (seed, rank)
+        self.rank = rank
+        self._seed = seed
 
     def restart(self, position: int) -> None:
         """Make the next seeds a function of seed, rank and position."""
-        self.generator.manual_seed(xxhash.xxh3_64_intdigest(repr((*self._key, position)).encode()) >> 1)
+        self.generator.manual_seed(xxhash.xxh3_64_intdigest(repr((self._seed, self.rank, position)).encode()) >> 1)

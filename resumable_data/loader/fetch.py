@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import traceback
 from collections import deque
@@ -32,8 +33,20 @@ class ReadFailure(NamedTuple):
     details: str
 
 
-# What a worker gives back: the collated samples or a ReadFailure; and xxh3_64 of the IDs that it read them by, filler
-# rows' included.
+class Substituted(NamedTuple):
+    """What a worker gives back where some samples could not be read and others stand in their rows.
+
+    Attributes:
+        data: The collated samples.
+        failures: What happened to each row that could not be read, in ascending order.
+    """
+
+    data: Any
+    failures: tuple[ReadFailure, ...]
+
+
+# What a worker gives back: the collated samples, a Substituted or a ReadFailure; and xxh3_64 of the IDs that it read
+# them by, filler rows' included.
 Fetched = tuple[Any, int]
 
 
@@ -43,12 +56,14 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
     Args:
         dataset: Map-style; its ``__getitems__`` is used where it has one.
         collate_fn: Makes a batch of a list of samples.
+        substitutes: Whether a sample that can be read stands in for one that cannot.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, substitutes: bool = False) -> None:
         self._dataset = dataset
         self._collate = collate_fn
         self._get_items = getattr(dataset, "__getitems__", None)
+        self._substitutes = substitutes
 
     def __getitem__(self, request: bytes) -> Fetched:
         """Read and collate the samples of one microbatch."""
@@ -62,7 +77,9 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
                 samples = self._get_items(ids)
             data = self._collate(samples) if len(samples) == len(ids) else _wrong_number(samples, ids)
         except Exception as error:  # raised here, a StopIteration would pass for the end of the run
-            data = self._explain(samples, ids, error)
+            is_read = len(samples) == len(ids)
+            substitutes = self._substitutes and not is_read
+            data = self._substitute(samples, ids, error) if substitutes else self._explain(samples, ids, error)
         return data, xxhash.xxh3_64_intdigest(request)
 
     def _explain(self, samples: list[Any], ids: list[int], error: Exception) -> ReadFailure:
@@ -70,6 +87,37 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
             failure = _failure(None, error)
             return failure._replace(reason=f"collate_fn raised {failure.reason}")
         return _failure(len(samples), error) if self._get_items is None else self._locate(ids, error)
+
+    def _substitute(self, samples: list[Any], ids: list[int], error: Exception) -> Substituted | ReadFailure:
+        """Read the rest row by row, and put a copy of the first sample that can be read where one cannot."""
+        failures: list[ReadFailure] = []
+        if self._get_items is None:  # that one failed just now
+            failures.append(_failure(len(samples), error))
+            samples.append(None)
+        for row in range(len(samples), len(ids)):
+            try:
+                samples.append(self._read_one(ids[row]))
+            except Exception as own_error:
+                failures.append(_failure(row, own_error))
+                samples.append(None)
+        bad = [failure.row for failure in failures if failure.row is not None]
+        good = [row for row in range(len(ids)) if row not in bad]
+        if not good:
+            return failures[0]._replace(
+                reason=f"{failures[0].reason}; nor can any other of its microbatch, so there is nothing to fill in"
+            )
+        try:
+            for row in bad:
+                samples[row] = copy.deepcopy(samples[good[0]])
+            return Substituted(self._collate(samples), tuple(failures))
+        except Exception as own_error:
+            return self._explain(samples, ids, own_error)
+
+    def _read_one(self, sample_id: int) -> Any:
+        if self._get_items is None:
+            return self._dataset[sample_id]
+        (sample,) = self._get_items([sample_id])
+        return sample
 
     def _locate(self, ids: list[int], error: Exception) -> ReadFailure:
         """Find the sample at fault by reading one at a time."""
@@ -98,7 +146,7 @@ def _failure(row: int | None, error: Exception) -> ReadFailure:
 def unreadable(rows: MicrobatchRows, failure: ReadFailure) -> SampleReadError:
     """The error for a microbatch with a sample that cannot be read; its note is the dataset's own traceback."""
     error = SampleReadError(
-        f"{_name_sample(rows, failure.row)} cannot be read: {failure.reason}. The cursor did not move: mend the "
+        f"{name_sample(rows, failure.row)} cannot be read: {failure.reason}. The cursor did not move: mend the "
         "dataset and resume from the last checkpoint, nothing is skipped."
     )
     if failure.details:
@@ -106,7 +154,25 @@ def unreadable(rows: MicrobatchRows, failure: ReadFailure) -> SampleReadError:
     return error
 
 
-def _name_sample(rows: MicrobatchRows, row: int | None) -> str:
+def ended_early(rows: MicrobatchRows) -> SampleReadError:
+    """The error for a DataLoader that ended before it gave `rows`."""
+    return SampleReadError(
+        f"expected the data of update {rows.update}, microbatch {rows.microbatch}; found that the DataLoader had "
+        "ended, because collate_fn raised StopIteration. The cursor did not move; mend collate_fn and resume from the "
+        "last checkpoint, nothing is skipped."
+    )
+
+
+def other_samples(rows: MicrobatchRows) -> SampleReadError:
+    """The error for a worker that read something else than `rows`."""
+    return SampleReadError(
+        f"a worker read other samples than the {rows.num_rows} it was asked for in update {rows.update}, microbatch "
+        f"{rows.microbatch}. The cursor did not move; this machine's memory may be at fault."
+    )
+
+
+def name_sample(rows: MicrobatchRows, row: int | None) -> str:
+    """A row's sample in words, or the microbatch's where no single row is at fault."""
     if row is None:
         return f"the samples {rows.ids.tolist()} together, from position {rows.start} of the run,"
     if row >= rows.num_rows:

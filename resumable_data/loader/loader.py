@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.utils.data
 
 from resumable_data.cursor import Cursor, Recipe, encode_cursor
-from resumable_data.errors import CommitError, SampleReadError, StaleIteratorError, UsageError
+from resumable_data.errors import CommitError, StaleIteratorError, UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.dataloader import WorkerSeeds, fetch_all, make_dataloader
 from resumable_data.loader.fetch import (
     FetchDataset,
     ReadFailure,
     RequestQueue,
+    Substituted,
     check_dataset,
+    ended_early,
+    other_samples,
     unreadable,
 )
 from resumable_data.loader.microbatch import Microbatch
+from resumable_data.loader.remap import Placement, check_remap, remap_settings
 from resumable_data.loader.session import JobSettings, Session
+from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
 from resumable_data.order import Shuffle, check_order
-from resumable_data.plan import loss_factor, require_count
-from resumable_data.sampler import LossWeight, RankLayout, RankRows, TargetTokens, resolve_topology
+from resumable_data.plan import require_count
+from resumable_data.sampler import LossWeight, RankLayout, RankRows, TargetTokens
 from resumable_data.sampler.state import make_state, start_cursor
 
 if TYPE_CHECKING:
@@ -53,7 +59,8 @@ class ResumableLoader:
         num_replicas: Number of data-parallel ranks.
         epochs: Epochs of the whole run; endless when None.
         tail: What happens at the end of an epoch: ``"carry"``, ``"short"``, ``"drop"`` or ``"pad"``, see `Schedule`.
-        normalize: What the gradient is a mean over, ``"samples"`` or ``"tokens"``.
+        normalize: What the gradient is a mean over, ``"samples"``, ``"tokens"``, or ``"targets"``, see
+            `Update.set_targets`.
         num_target_tokens: Target tokens of each sample, (N,) integers or a vectorised function of IDs.
         gradient_reduction: What is done to gradients across ranks, ``"mean"`` (as DDP and FSDP do) or ``"sum"``.
         reduction_size: Ranks that gradients are reduced over; `num_replicas` when None. With context-parallel ranks in
@@ -62,6 +69,10 @@ class ResumableLoader:
         fingerprint: What identifies the dataset's contents; a resume under another one is refused.
         seed: Seeds the default order and the workers' random generators.
         ledger: A `Ledger`, or the path of one, to record what is delivered.
+        on_unreadable: What a sample that cannot be read does: ``"raise"``, or ``"filler"``: another row's data takes
+            its place with weight 0, it is logged, and recorded in the ledger, which is needed then.
+        max_unreadable: Samples that each rank may so replace in one launch; the next one raises. Needed with
+            ``"filler"``.
         num_workers: As for torch's DataLoader, like `collate_fn`, `pin_memory` and the options below.
         collate_fn: Makes a batch of a list of samples.
         pin_memory: Whether batches are copied to pinned memory.
@@ -104,6 +115,8 @@ class ResumableLoader:
         fingerprint: str | None = None,
         seed: int = 0,
         ledger: Ledger | str | os.PathLike[str] | None = None,
+        on_unreadable: str = "raise",
+        max_unreadable: int | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -111,7 +124,15 @@ class ResumableLoader:
     ) -> None:
         length = check_dataset(dataset)
         self._order = _choose_order(order, length, seed)
-        topology = resolve_topology(rank=rank, num_replicas=num_replicas, mesh=mesh, data_axes=data_axes)
+        self._placement = Placement(
+            rank=rank,
+            num_replicas=num_replicas,
+            mesh=mesh,
+            data_axes=data_axes,
+            gradient_reduction=gradient_reduction,
+            reduction_size=reduction_size,
+        )
+        topology = self._placement.resolve()
         layout = RankLayout(
             rank=topology.rank,
             num_replicas=topology.num_replicas,
@@ -120,15 +141,17 @@ class ResumableLoader:
         )
         self._weight = LossWeight(
             normalize=normalize,
-            factor=loss_factor(gradient_reduction, _default(reduction_size, topology.num_replicas)),
+            factor=self._placement.loss_factor(topology.num_replicas),
             targets=None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length),
         )
+        self._unreadable = make_unreadable(on_unreadable, max_unreadable, has_ledger=ledger is not None)
         self._settings = JobSettings(
             topology=topology,
             layout=layout,
             epochs=epochs,
             loss_factor=self._weight.factor,
             ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
+            max_unreadable=max_unreadable,
         )
         self._recipe = Recipe(
             order=self._order.describe(),
@@ -148,7 +171,11 @@ class ResumableLoader:
         if self._seed_workers is not None:
             options["generator"] = self._seed_workers.generator
         self._dataloader: torch.utils.data.DataLoader[Fetched] | None = make_dataloader(
-            FetchDataset(dataset, collate_fn or torch.utils.data.default_collate),
+            FetchDataset(
+                dataset,
+                collate_fn or torch.utils.data.default_collate,
+                substitutes=self._unreadable is not None,
+            ),
             self._requests,
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -161,11 +188,21 @@ class ResumableLoader:
         Iterators made before become invalid: what they delivered beyond the cursor is read again.
 
         Raises:
+            UsageError: With ``normalize="targets"``, which needs `updates()`.
             StaleIteratorError: From an older iterator, at its next use.
             DisagreementError: At the first microbatch, where ranks do not start at the same place.
             SampleReadError: The dataset could not give a sample.
             CommitError: Many updates were delivered and none committed.
         """
+        if self._recipe.normalize == "targets":
+            raise UsageError(
+                'normalize="targets" needs the target tokens of a whole update before its first backward; iterating '
+                "the loader gives one microbatch at a time. Nothing was read; write `for update in loader.updates():`, "
+                "call update.set_targets(count), then loop over the update's microbatches."
+            )
+        return self._start()
+
+    def _start(self) -> Iterator[Microbatch]:
         self._check_open()
         self._make_stale()
         self._session.rewind()
@@ -185,13 +222,19 @@ class ResumableLoader:
                 fetched = next(self._fetched, None)
                 if fetched is None:
                     if pending:
-                        raise _ended_early(pending[0][0])
+                        raise ended_early(pending[0][0])
                     return
                 (rows, expected), (data, digest) = pending.popleft(), fetched
                 if digest != expected:
-                    raise _other_samples(rows)
+                    raise other_samples(rows)
                 if type(data) is ReadFailure:
                     raise unreadable(rows, data)
+                if type(data) is Substituted:
+                    assert self._unreadable is not None
+                    omitted = self._unreadable.add(rows, data.failures)
+                    session.deliver(rows, digest, omitted)
+                    yield Microbatch(data.data, rows, unreadable=omitted)
+                    continue
                 session.deliver(rows, digest)
                 yield Microbatch(data, rows)
         finally:
@@ -213,7 +256,8 @@ class ResumableLoader:
 
     def updates(self) -> Iterator[Update]:
         """The same as iterating the loader, an update at a time, its microbatches already fetched."""
-        return group_updates(iter(self), self._commit_update)
+        count_targets = self._count_targets if self._recipe.normalize == "targets" else None
+        return group_updates(self._start(), self._commit_update, count_targets)
 
     def commit(self, applied: bool = True) -> None:
         """Move the cursor to the end of the update at the cursor. Call it after the optimizer step.
@@ -227,6 +271,10 @@ class ResumableLoader:
         """
         self._check_open()
         self._session.commit(applied=applied)
+
+    def _count_targets(self, update: int, local_count: Any, global_count: Any) -> float:
+        self._check_open()
+        return self._session.count_targets(update, local_count, global_count)
 
     def _commit_update(self, *, update: int, applied: bool) -> None:
         if update != self.cursor.updates:
@@ -290,6 +338,56 @@ class ResumableLoader:
         self._session.close()
         self._session = Session(start, self._settings)
 
+    def remap(
+        self,
+        *,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        microbatch: int | None = None,
+        mesh: DeviceMesh | None = None,
+        data_axes: str | Sequence[str] | None = None,
+        reduction_size: int | None = None,
+        rollback: bool = False,
+    ) -> None:
+        """Go on from the cursor as another rank of another rank set, in this process. Iterators become invalid.
+
+        The dataset and persistent workers are kept; what was fetched ahead is dropped. In the ledger a new attempt
+        begins. Arguments that are not given stay as they were; ranks are found again where they come from the process
+        group. Call `check_agreement()` on all ranks of the old set before, where it still exists: without it the
+        cursor's coverage digest lacks what was committed since the last one.
+
+        Args:
+            rank: Data-parallel rank from now on, together with `num_replicas`.
+            num_replicas: Number of data-parallel ranks from now on.
+            microbatch: The largest number of samples a rank holds at once.
+            mesh: The job's device mesh.
+            data_axes: Names of the mesh's data-parallel axes.
+            reduction_size: Ranks that gradients are reduced over; needed where it was given and `num_replicas` changes.
+            rollback: Allow it where something was delivered and not committed: it is read again, and discarded in the
+                ledger. Gradients accumulated from it must be cleared.
+
+        Raises:
+            CommitError: Something was delivered and not committed, without `rollback`.
+            UsageError: An argument is outside what is accepted, or the loader is closed.
+            TopologyError: Rank and size are not known.
+        """
+        self._check_open()
+        placement = self._placement.moved(
+            rank=rank, num_replicas=num_replicas, mesh=mesh, data_axes=data_axes, reduction_size=reduction_size
+        )
+        settings = remap_settings(
+            self._settings, placement, microbatch=microbatch, has_new_size=reduction_size is not None
+        )
+        check_remap(self._session, rollback=rollback)
+        self._make_stale()
+        self._session.rewind()
+        self._session.close()
+        self._placement, self._settings = placement, settings
+        self._weight = replace(self._weight, factor=settings.loss_factor)
+        if self._seed_workers is not None:
+            self._seed_workers.rank = settings.layout.rank
+        self._session = Session(self._session.cursor, settings)
+
     def check_agreement(self, peers: Sequence[ResumableLoader] | None = None) -> Cursor:
         """Make sure that all ranks hold the same cursor, and put the digest of what they read into it. Collective.
 
@@ -327,29 +425,9 @@ class ResumableLoader:
 
 def _stale() -> StaleIteratorError:
     return StaleIteratorError(
-        "this iterator was made before the loader was iterated again, loaded or closed; what it would give is not what "
-        "comes next. Use the iterator of a new iter(loader)."
+        "this iterator was made before the loader was iterated again, loaded, remapped or closed; what it would give "
+        "is not what comes next. Use the iterator of a new iter(loader)."
     )
-
-
-def _ended_early(rows: MicrobatchRows) -> SampleReadError:
-    return SampleReadError(
-        f"expected the data of update {rows.update}, microbatch {rows.microbatch}; found that the DataLoader had "
-        "ended, because collate_fn raised StopIteration. The cursor did not move; mend collate_fn and resume from the "
-        "last checkpoint, nothing is skipped."
-    )
-
-
-def _other_samples(rows: MicrobatchRows) -> SampleReadError:
-    return SampleReadError(
-        f"a worker read other samples than the {rows.num_rows} it was asked for in update {rows.update}, microbatch "
-        f"{rows.microbatch}. The cursor did not move; this machine's memory may be at fault."
-    )
-
-
-def _default(value: int | None, default: int) -> int:
-    """`default` where nothing was given; 0 was, and is for others to refuse."""
-    return default if value is None else value
 
 
 def _choose_order(order: Order | None, length: int, seed: int) -> Order:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from resumable_data.loader.targets import UpdateScale
     from resumable_data.sampler import MicrobatchRows
 
 
@@ -19,21 +20,41 @@ class Microbatch:
     Attributes:
         data: What ``collate_fn`` made of the samples, filler rows included (they are the last ones).
         loss_scale: The factor for the *sum* of the rows' losses, each times its weight. With it the accumulated
-            gradient, after the averaging over ranks that DDP and FSDP do, is the mean over the global batch.
+            gradient, after the averaging over ranks that DDP and FSDP do, is the mean over the global batch. With
+            ``normalize="targets"`` it can be read after `Update.set_targets`.
         update: Index of the update in the run.
         index: Index of this microbatch in its update, in [0, count).
         count: Microbatches of this update, the same on all ranks.
         is_last: Whether the optimizer steps after this one.
+        unreadable: Rows whose samples could not be read, of weight 0 (``on_unreadable="filler"``); they hold the data
+            of another row. Their `ids` and `positions` stay in their places.
     """
 
-    __slots__ = ("_moved", "_rows", "data", "is_last", "loss_scale")
+    __slots__ = ("_moved", "_rows", "_scale", "data", "is_last", "unreadable")
 
-    def __init__(self, data: Any, rows: MicrobatchRows, moved: tuple[torch.device, bool] | None = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        rows: MicrobatchRows,
+        moved: tuple[torch.device, bool] | None = None,
+        unreadable: tuple[int, ...] = (),
+    ) -> None:
         self.data = data
-        self.loss_scale = rows.loss_scale
         self.is_last = rows.is_last
+        self.unreadable = unreadable
         self._rows = rows
+        self._scale: float | UpdateScale = rows.loss_scale
         self._moved = moved  # the device that `to` was called with, and non_blocking
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor for the sum of the rows' losses."""
+        scale = self._scale
+        return scale if type(scale) is float else cast("UpdateScale", scale).get()
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self._scale = float(value)
 
     @property
     def update(self) -> int:
@@ -62,11 +83,13 @@ class Microbatch:
 
     @property
     def weights(self) -> torch.Tensor:
-        """1 for each row of a sample, 0 for filler rows, which come last: (rows,) float32."""
+        """1 for each row of a sample, 0 for filler rows, which come last, and unreadable ones: (rows,) float32."""
         num_rows = self._rows.num_rows
         weights = torch.ones(num_rows + self._rows.num_filler)
         if self._rows.num_filler:
             weights[num_rows:] = 0
+        if self.unreadable:
+            weights[list(self.unreadable)] = 0
         if self._moved is None:
             return weights
         device, non_blocking = self._moved
@@ -80,7 +103,11 @@ class Microbatch:
             non_blocking: As for ``torch.Tensor.to``; of use with pinned memory.
         """
         device = torch.device(device)
-        return Microbatch(_to(self.data, device, non_blocking), self._rows, (device, non_blocking))
+        moved = Microbatch(
+            _to(self.data, device, non_blocking), self._rows, (device, non_blocking), unreadable=self.unreadable
+        )
+        moved._scale = self._scale
+        return moved
 
     def __repr__(self) -> str:
         return f"Microbatch(update={self.update}, index={self.index}, count={self.count}, ids={self.ids.tolist()})"

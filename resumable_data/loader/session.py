@@ -23,6 +23,8 @@ from resumable_data.loader.agreement import (
     gather_numbers,
     sum_reports,
 )
+from resumable_data.loader.targets import Process, read_count, sum_counts
+from resumable_data.loader.unreadable import require_no_peers
 from resumable_data.sampler import Progress
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _RUN_ID = re.compile("[0-9a-f]{16}")
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
-    """What stays the same for as long as a loader lives.
+    """What stays the same for as long as a loader lives, or until it is remapped.
 
     Attributes:
         topology: This process among the others.
@@ -48,6 +50,7 @@ class JobSettings:
         epochs: Epochs of the run, None without an end.
         loss_factor: See `resumable_data.plan.loss_factor`.
         ledger: Where deliveries are recorded, or None.
+        max_unreadable: Samples that a rank may fill in for; None where one that cannot be read is an error.
     """
 
     topology: Topology
@@ -55,12 +58,14 @@ class JobSettings:
     epochs: int | None
     loss_factor: float
     ledger: Ledger | None
+    max_unreadable: int | None = None
 
     def hash(self) -> int:
         """A 64-bit hash of what must be equal on all ranks."""
         layout = self.layout
         on_error = self.ledger and self.ledger.on_error  # decides which collective calls are made
-        values = (self.epochs, layout.microbatch, layout.pad_microbatches, self.loss_factor, on_error)
+        loss = (self.loss_factor, self.max_unreadable)
+        values = (self.epochs, layout.microbatch, layout.pad_microbatches, *loss, on_error)
         return xxhash.xxh3_64_intdigest(repr(values).encode())
 
 
@@ -74,7 +79,12 @@ class Session:
 
     def __init__(self, start: Cursor, settings: JobSettings) -> None:
         self._settings = settings
-        self._progress = Progress(start, is_alone=settings.layout.num_replicas == 1)
+        self._progress = Progress(
+            start,
+            is_alone=settings.layout.num_replicas == 1,
+            counts_targets=start.recipe.normalize == "targets",
+        )
+        self._process: Process | None = None
         self._writer: RankWriter | None = None
         self._keeps_ids = settings.ledger is not None and settings.ledger.ids == "full"
         self._has_begun = False
@@ -83,6 +93,11 @@ class Session:
     def cursor(self) -> Cursor:
         """The committed cursor."""
         return self._progress.cursor
+
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether something was delivered that is not committed."""
+        return self._progress.has_uncommitted
 
     def check_run(self, start: Cursor) -> None:
         """Make sure that a saved cursor is of this session's run, and of its ledger's.
@@ -106,6 +121,7 @@ class Session:
 
         Raises:
             DisagreementError: The ranks do not start at the same place, or are not one rank set.
+            UsageError: Samples may be filled in for, and ranks have peers that must read the same.
             LedgerError: The ledger belongs to something else, or cannot be written and ``on_error="raise"``.
         """
         if self._has_begun:
@@ -114,16 +130,25 @@ class Session:
         reports = [self._report()] if group is None else exchange(self._report(), group)
         if group is not None:
             check_reports(reports, explain=lambda: gather_cursors(self.cursor, group))
+            self._process = self._find_peers(reports, group)
+            if self._settings.max_unreadable is not None:
+                require_no_peers(reports)
         self._progress.run_id = self._progress.run_id or f"{reports[0].run:016x}"
-        self._open_ledger(reports)
+        self._open_ledger()
         self._has_begun = True
 
-    def deliver(self, rows: MicrobatchRows, digest: int) -> None:
-        """Take down that `rows` are handed to the training loop; `digest` is that of all rows fetched."""
+    def deliver(self, rows: MicrobatchRows, digest: int, unreadable: tuple[int, ...] = ()) -> None:
+        """Take down that `rows` are handed to the training loop; `digest` is that of all rows asked for.
+
+        `unreadable` are the numbers of those that could not be read, filler rows left out.
+        """
         self._progress.deliver(rows)
         writer = self._writer
         if writer is None:
             return
+        for row in unreadable:
+            position = rows.start + rows.shape.stride * row
+            writer.unreadable(rows.update, rows.microbatch, position, int(rows.ids[row]))
         if rows.num_filler:
             digest = xxhash.xxh3_64_intdigest(rows.ids_bytes)
         writer.delivered(
@@ -143,6 +168,25 @@ class Session:
         update = self._progress.commit(applied=applied)
         if self._writer is not None:
             self._writer.commit(update, applied)
+
+    def count_targets(self, update: int, local_count: Any, global_count: Any) -> float:
+        """Take down the target tokens of a delivered update; its loss scale. See `Update.set_targets`. Collective."""
+        self._progress.require_delivered(update)
+        layout, process = self._settings.layout, self._process
+        if global_count is not None:
+            tokens = read_count(global_count)
+        elif process is not None:
+            tokens = sum_counts(update, local_count, process)
+        elif layout.num_replicas == 1:
+            tokens = read_count(local_count)
+        else:
+            raise UsageError(
+                f"this loader is rank {layout.rank} of {layout.num_replicas} by its arguments, and no process group "
+                "has these ranks, so there is nobody to add counts up with. Initialise the process group with the same "
+                "ranks; for ranks simulated in one process add their counts up and give the sum as global_count=."
+            )
+        self._progress.count_targets(update, tokens)
+        return self._settings.loss_factor / max(tokens, 1)
 
     def rewind(self) -> None:
         """Forget what was delivered and not committed."""
@@ -187,6 +231,10 @@ class Session:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _find_peers(self, reports: Sequence[Report], group: ProcessGroup) -> Process:
+        peers = [process for process, report in enumerate(reports) if report.rank == self._settings.layout.rank]
+        return Process(group, is_first=dist.get_rank(group) == peers[0], num_peers=len(peers))
 
     def _report(self) -> Report:
         layout = self._settings.layout
@@ -233,20 +281,20 @@ class Session:
                 "to go on with the old run, load its checkpoint first."
             )
 
-    def _open_ledger(self, reports: Sequence[Report]) -> None:
+    def _open_ledger(self) -> None:
         """Join the attempt, and open this rank's file where no peer of a lower number does."""
         ledger, group, layout = self._settings.ledger, self._settings.topology.group, self._settings.layout
         if ledger is None:
             return
         process = 0 if group is None else dist.get_rank(group)
+        is_peer = self._process is not None and not self._process.is_first
         if group is None:
             self._check_ledger(ledger)
             claim = ledger.join(self.cursor, rank=layout.rank, **self._claim_arguments())
         else:
             claim = self._claim_together(ledger, group, process)
         self._progress.attempt = claim.attempt
-        has_lower_peer = any(report.rank == layout.rank for report in reports[:process])
-        failure = self._open_rank(ledger, claim) if claim.attempt and not has_lower_peer else None
+        failure = self._open_rank(ledger, claim) if claim.attempt and not is_peer else None
         if group is not None and ledger.on_error == "raise":
             _fail_together(failure, group)
         if failure is not None:

@@ -45,7 +45,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         phase: Rows of the next update that are already accumulated on `now`.
         pad_microbatches: Whether filler rows bring every microbatch to its full size.
         gradient_reduction: What is done to gradients across ranks, ``"mean"`` or ``"sum"``.
-        normalize: What the gradient is a mean over, ``"samples"`` or ``"tokens"``.
+        normalize: What the gradient is a mean over, ``"samples"``, ``"tokens"`` or ``"targets"``.
     """
 
     schedule: Schedule

@@ -23,9 +23,10 @@ class Progress:
         cursor: Where the rank starts.
         is_alone: Whether this rank reads everything, so that its own rows are all rows and the coverage digest
             needs no agreement.
+        counts_targets: Whether an update's target tokens must be known before it is committed.
     """
 
-    def __init__(self, cursor: Cursor, *, is_alone: bool) -> None:
+    def __init__(self, cursor: Cursor, *, is_alone: bool, counts_targets: bool = False) -> None:
         self.run_id = cursor.run_id
         self.attempt = 0
         self._is_alone = is_alone
@@ -35,6 +36,8 @@ class Progress:
         self._delivered: deque[tuple[MicrobatchRows, int, int]] = deque()  # complete updates: last microbatch, lanes
         self._open_lanes = [0, 0]  # of the update that is not complete
         self._is_open = False
+        self._counts_targets = counts_targets
+        self._targets: dict[int, int] = {}  # target tokens of updates that are not committed
         self._own_lanes: Lanes = NO_ROWS
         self._own_start = cursor.position
 
@@ -58,6 +61,7 @@ class Progress:
     def rewind(self) -> None:
         """Forget what was delivered and not committed: it is read again."""
         self._delivered.clear()
+        self._targets.clear()
         self._is_open, self._open_lanes = False, [0, 0]
 
     def deliver(self, rows: MicrobatchRows) -> None:
@@ -76,6 +80,24 @@ class Progress:
             self._delivered.append((rows, lanes[0], lanes[1]))
             self._open_lanes = [0, 0]
 
+    def require_delivered(self, update: int) -> None:
+        """Make sure that all of an update was delivered, and that it is not committed.
+
+        Raises:
+            CommitError: It was not, or it is.
+        """
+        if not self._next_update <= update < self._next_update + len(self._delivered):
+            raise CommitError(
+                f"expected an update that was delivered and is not committed, found update {update}: the cursor is at "
+                f"update {self._next_update}, {len(self._delivered)} are delivered from there on. It was committed "
+                "already, or the loader was iterated again, loaded or remapped; use the update that comes next now."
+            )
+
+    def count_targets(self, update: int, tokens: int) -> None:
+        """Take down the target tokens of an update that was delivered, over all ranks."""
+        self.require_delivered(update)
+        self._targets[update] = tokens
+
     def _never_committed(self) -> CommitError:
         return CommitError(
             f"{MAX_UNCOMMITTED} updates were delivered since update {self._next_update}, none was committed. A "
@@ -89,7 +111,7 @@ class Progress:
             The index of that update.
 
         Raises:
-            CommitError: That update's last microbatch was not delivered.
+            CommitError: That update's last microbatch was not delivered, or its target tokens were not counted.
         """
         if not self._delivered:
             found = "only a part of it was" if self._is_open else "nothing of it was"
@@ -97,6 +119,12 @@ class Progress:
                 f"commit() expects that the last microbatch of update {self._next_update} was delivered; {found}. "
                 "The cursor did not move. Call commit() once per update, after the microbatch with is_last and the "
                 "optimizer step."
+            )
+        if self._counts_targets and self._next_update not in self._targets:
+            raise CommitError(
+                f'normalize="targets" expects update.set_targets() before update {self._next_update} is committed; it '
+                "was not called, so its gradient had no denominator. The cursor did not move. Count the target tokens "
+                "of this rank's rows, call update.set_targets(count), then run backward, step and commit."
             )
         (last, lane_0, lane_1), total = self._delivered.popleft(), self._committed
         _, num_samples, padding, _ = last.shape
@@ -107,7 +135,7 @@ class Progress:
             total.skipped += 1
         total.samples += num_samples
         total.padding += padding
-        total.tokens += last.tokens
+        total.tokens += self._targets.pop(last.update, last.tokens)
         self._own_lanes = add_lanes(self._own_lanes, (lane_0, lane_1))
         self._next_update += 1
         return last.update

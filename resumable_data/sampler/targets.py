@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     NumTargetTokens = ArrayLike | Callable[[NDArray[np.int64]], ArrayLike]
 
-NORMALIZATIONS = ("samples", "tokens")
+NORMALIZATIONS = ("samples", "tokens", "targets")
 
 _CHUNK = 65_536
 
@@ -73,7 +74,8 @@ class LossWeight:
     """What a microbatch's summed loss is multiplied by.
 
     Attributes:
-        normalize: ``"samples"`` or ``"tokens"``: what the gradient is a mean over.
+        normalize: What the gradient is a mean over: ``"samples"``, ``"tokens"`` (target tokens known ahead), or
+            ``"targets"`` (counted when an update is at hand; its loss scale is NaN until then).
         factor: See `resumable_data.plan.loss_factor`.
         targets: Target tokens per sample, where known.
     """
@@ -89,6 +91,11 @@ class LossWeight:
             raise UsageError(
                 'normalize="tokens" needs num_target_tokens=: an array of one integer per sample, or a function of IDs'
             )
+        if self.normalize == "targets" and self.targets is not None:
+            raise UsageError(
+                'normalize="targets" counts target tokens by update.set_targets(), and num_target_tokens= was given '
+                'too. Leave it out; or, if these counts are right, use normalize="tokens": it needs no communication.'
+            )
 
 
 class UpdateWeights:
@@ -100,7 +107,7 @@ class UpdateWeights:
         self._segment = segment
         self._first = 0
         self._tokens: list[tuple[int, int]] = []
-        self._loss_scale = weight.factor / segment.span.num_rows
+        self._loss_scale = nan if weight.normalize == "targets" else weight.factor / segment.span.num_rows
 
     def of(self, numbers: list[int]) -> tuple[list[float], list[int]]:
         """Loss scales, and target tokens, of the segment's updates `numbers`, which must never decrease."""

@@ -52,7 +52,7 @@ def test_an_older_iterator_is_refused() -> None:
         started = iter(loader)
         next(started)
         make_stale()
-        with pytest.raises(StaleIteratorError, match=r"iterated again, loaded or closed.*Use the iterator"):
+        with pytest.raises(StaleIteratorError, match=r"iterated again, loaded, remapped or closed.*Use the iterator"):
             next(started)
     loader = make()
     never_started = iter(loader)
@@ -240,7 +240,8 @@ def test_an_order_of_another_length_is_refused() -> None:
         ({"microbatch": 0}, "microbatch must be"),
         ({"epochs": 0}, "epochs must be"),
         ({"tail": "keep"}, "tail must be one of"),
-        ({"normalize": "targets"}, "normalize must be one of"),
+        ({"normalize": "rows"}, "normalize must be one of"),
+        ({"normalize": "targets", "num_target_tokens": [1] * 20}, "num_target_tokens= was given too"),
         ({"normalize": "tokens"}, "needs num_target_tokens="),
         ({"num_target_tokens": [1]}, r"shape \(20,\)"),
         ({"gradient_reduction": "avg"}, "gradient_reduction must be one of"),

@@ -91,7 +91,7 @@ def test_large_updates_are_counted_in_chunks() -> None:
 
 def test_unknown_normalizations_are_refused() -> None:
     """A misspelt normalisation and one without its counts are refused."""
-    with pytest.raises(UsageError, match=r"normalize must be one of \('samples', 'tokens'\), got 'token'"):
+    with pytest.raises(UsageError, match=r"normalize must be one of \('samples', 'tokens', 'targets'\), got 'token'"):
         LossWeight(normalize="token", factor=1.0)
     with pytest.raises(UsageError, match=r'normalize="tokens" needs num_target_tokens='):
         LossWeight(normalize="tokens", factor=1.0)

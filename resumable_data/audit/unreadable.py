@@ -1,0 +1,85 @@
+"""Samples that a run declared unreadable: which of the records belong to the surviving history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from resumable_data.audit.findings import MISSING_EVIDENCE, finding
+from resumable_data.order import ids_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from resumable_data.audit.findings import Finding
+    from resumable_data.audit.rank_audit import Branch
+    from resumable_data.audit.report import Bounds
+    from resumable_data.ledger.reader import RankLog, UnreadableRows
+
+_SHOWN = 20
+
+
+class UnreadableSample(msgspec.Struct, frozen=True):
+    """A sample of the surviving history that could not be read.
+
+    Attributes:
+        position: Its place in the run's global sequence.
+        id: Its ID.
+        update: The update that it would have been in.
+        attempt: The attempt that could not read it.
+        rank: The data-parallel rank.
+    """
+
+    position: int
+    id: int
+    update: int
+    attempt: int
+    rank: int
+
+
+def read_unreadable(
+    log: RankLog, survives: NDArray[np.bool_], *, rank: int, branch: Branch
+) -> tuple[list[UnreadableSample], UnreadableRows]:
+    """The samples that one rank's file declares unreadable, and the records that no run writes.
+
+    Args:
+        log: The rank's file.
+        survives: (deliveries,) bool, which deliveries are in the surviving history.
+        rank: The rank.
+        branch: The attempt.
+    """
+    rows = log.unreadable.take(log.unreadable.after < len(log.deliveries))  # else it was killed before the delivery
+    rows = rows.take(survives[rows.after])
+    held = log.deliveries.take(rows.after)
+    row, rest = np.divmod(rows.position - held.start, held.stride)
+    fits = (rows.update == held.update) & (rows.index == held.index) & (rest == 0) & (row >= 0) & (row < held.count)
+    is_sample = row < held.count - held.padding
+    if branch.order is not None:
+        checked = np.flatnonzero(fits & is_sample)
+        fits[checked] &= ids_at(branch.order, rows.position[checked]) == rows.id[checked]
+    good = rows.take(fits & is_sample)
+    first = np.unique(good.position, return_index=True)[1]
+    columns = (good.position[first], good.id[first], good.update[first])
+    samples = [
+        UnreadableSample(position, sample_id, update, branch.claim.attempt, rank)
+        for position, sample_id, update in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    return samples, rows.take(~fits)
+
+
+def check_unreadable(samples: Sequence[UnreadableSample], count: Bounds, most: int | None) -> list[Finding]:
+    """A note that names the samples, and a violation where they are more than `most`."""
+    findings = []
+    if samples:
+        named = ", ".join(f"sample {one.id} (position {one.position})" for one in samples[:_SHOWN])
+        named += f" and {len(samples) - _SHOWN} more" if len(samples) > _SHOWN else ""
+        note = finding("RD209", "all attempts", expected="samples that can be read", found=named)
+        findings.append(msgspec.structs.replace(note, count=len(samples)))
+    if most is not None and (count.high is None or count.high > most):
+        one = finding("RD502", "all attempts", expected=f"at most {most} samples", found=str(count))
+        findings.append(one if count.low > most else msgspec.structs.replace(one, severity=MISSING_EVIDENCE))
+    return findings
