@@ -106,7 +106,7 @@ def check_reports(reports: Sequence[Report], *, explain: Callable[[], Sequence[C
         )
     if len({report.settings for report in reports}) > 1:
         raise _disagreement(
-            "the loader's settings, shown as a hash (epochs, microbatch, pad_microbatches, gradient_reduction, ...)",
+            "the loader's settings, shown as a hash (epochs, microbatch, pad_microbatches, gradient_reduction, seed)",
             [f"{report.settings:016x}" for report in reports],
         )
     if len({report.cursor for report in reports}) > 1:

@@ -20,6 +20,7 @@ from resumable_data.loader.fetch import (
     unreadable,
 )
 from resumable_data.loader.microbatch import Microbatch
+from resumable_data.loader.seeding import SeededFetchDataset
 from resumable_data.loader.session import JobSettings, Session
 from resumable_data.loader.state import FRESH_START, make_state, read_state
 from resumable_data.loader.topology import resolve_topology
@@ -60,7 +61,10 @@ class ResumableLoader:
             the FSDP mesh it is their product.
         pad_microbatches: Bring every microbatch to exactly `microbatch` rows with filler of weight zero.
         fingerprint: What identifies the dataset's contents; a resume under another one is refused.
-        seed: Seeds the default order and the workers' random generators.
+        seed: Seeds the default order, the workers' random generators and those of samples, see
+            `resumable_data.rng.sample_generator`.
+        seed_samples: Seed `random`, `numpy.random` and torch's CPU generator before each sample is read, by `seed` and
+            the sample's position. Reads row by row, even where the dataset has ``__getitems__``.
         ledger: A `Ledger`, or the path of one, to record what is delivered.
         num_workers: As for torch's DataLoader, like `collate_fn`, `pin_memory` and the options below.
         collate_fn: Makes a batch of a list of samples.
@@ -103,6 +107,7 @@ class ResumableLoader:
         pad_microbatches: bool = False,
         fingerprint: str | None = None,
         seed: int = 0,
+        seed_samples: bool = False,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -128,6 +133,7 @@ class ResumableLoader:
             layout=layout,
             epochs=epochs,
             loss_factor=self._weight.factor,
+            sample_seeds=(seed, seed_samples),
             ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
         )
         self._recipe = Recipe(
@@ -142,13 +148,15 @@ class ResumableLoader:
         self._schedule = start.schedule(epochs)
         self._session = Session(start, self._settings)
         self._iteration = 0
-        self._requests = RequestQueue()
+        self._requests = RequestQueue(length)
         self._fetched: Iterator[Fetched] | None = None
         self._seed_workers = WorkerSeeds(seed, topology.rank) if options.get("generator") is None else None
         if self._seed_workers is not None:
             options["generator"] = self._seed_workers.generator
         self._dataloader: torch.utils.data.DataLoader[Fetched] | None = make_dataloader(
-            FetchDataset(dataset, collate_fn or torch.utils.data.default_collate),
+            (SeededFetchDataset if seed_samples else FetchDataset)(
+                dataset, collate_fn or torch.utils.data.default_collate, seed=seed
+            ),
             self._requests,
             num_workers=num_workers,
             pin_memory=pin_memory,

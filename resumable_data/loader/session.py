@@ -49,6 +49,7 @@ class JobSettings:
         epochs: Epochs of the run, None without an end.
         loss_factor: See `resumable_data.plan.loss_factor`.
         ledger: Where deliveries are recorded, or None.
+        sample_seeds: The seed of the samples' random numbers, and whether global generators are seeded with it.
     """
 
     topology: Topology
@@ -56,12 +57,14 @@ class JobSettings:
     epochs: int | None
     loss_factor: float
     ledger: Ledger | None
+    sample_seeds: tuple[int, bool] = (0, False)
 
     def hash(self) -> int:
         """A 64-bit hash of what must be equal on all ranks."""
         layout = self.layout
         on_error = self.ledger and self.ledger.on_error  # decides which collective calls are made
-        values = (self.epochs, layout.microbatch, layout.pad_microbatches, self.loss_factor, on_error)
+        own = (layout.microbatch, layout.pad_microbatches)
+        values = (self.epochs, *own, self.loss_factor, on_error, *self.sample_seeds)
         return xxhash.xxh3_64_intdigest(repr(values).encode())
 
 
