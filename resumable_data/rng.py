@@ -129,8 +129,8 @@ class Fetch(msgspec.Struct, gc=False):
         row = self._row(k)
         generator = self.generators.get(row)
         if generator is None:
-            key = sample_key(self.stream, self.position(row))
-            generator = self.generators[row] = Generator(PCG64(_Seed(key)))
+            seed: Any = _Seed(sample_key(self.stream, self.position(row)))  # numpy's stubs know only its own kind
+            generator = self.generators[row] = Generator(PCG64(seed))
         return generator
 
     def next_position(self) -> int:

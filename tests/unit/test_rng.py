@@ -114,7 +114,7 @@ def test_both_ways_of_reading_give_the_same_numbers() -> None:
 @pytest.mark.slow
 def test_numbers_in_spawned_workers() -> None:
     """A worker that was spawned, and so shares no memory, draws the same."""
-    spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    spawned: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn"}
     assert read(BatchDrawing(11), 1, **spawned) == read(Drawing(11), 1)
     assert read(GlobalDrawing(11), 1, seed_samples=True, **spawned) == read(GlobalDrawing(11), 1, seed_samples=True)
 
