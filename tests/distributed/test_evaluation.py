@@ -18,7 +18,7 @@ from tests.simulated_ranks import Numbers, flat
 class Squares(Numbers):
     """Item i is i squared."""
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> Any:
         return torch.tensor(float(index * index), dtype=torch.float64)
 
 
@@ -85,7 +85,7 @@ def test_one_rank_alone() -> None:
 class Drawn(Numbers):
     """Items drawn at random, by the sample's own generator and by torch's global one."""
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> Any:
         return torch.tensor([float(sample_generator().random()), float(torch.rand(()))], dtype=torch.float64)
 
 

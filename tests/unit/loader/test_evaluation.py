@@ -116,8 +116,9 @@ def test_a_sample_that_cannot_be_read_is_named() -> None:
 @pytest.mark.parametrize("name", ["ledger", "order", "epochs", "shuffle", "drop_last", "batch_size", "global_batch"])
 def test_what_an_evaluation_does_not_have_is_refused(name: str) -> None:
     """Nothing of training, and nothing that would leave samples out."""
+    options: dict[str, Any] = {name: None}
     with pytest.raises(UsageError, match=name):
-        evaluation_loader(Numbers(4), microbatch=2, **{name: None})
+        evaluation_loader(Numbers(4), microbatch=2, **options)
 
 
 @pytest.mark.parametrize("dataset", [Numbers(0), iter([]), torch.utils.data.ChainDataset([])])
