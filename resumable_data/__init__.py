@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
-    from resumable_data.loader import Microbatch, ResumableLoader, Update
+    from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
     from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "audit_cursor",
     "audit_ledger",
+    "evaluation_loader",
 ]
 
 # Public name -> the submodule that defines it.
@@ -62,6 +63,7 @@ _HOMES = {
     "Update": "loader",
     "audit_cursor": "audit",
     "audit_ledger": "audit",
+    "evaluation_loader": "loader",
 }
 
 

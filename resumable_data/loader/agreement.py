@@ -104,13 +104,14 @@ def check_reports(reports: Sequence[Report], *, explain: Callable[[], Sequence[C
             f"{', '.join(map(str, missing[:_SHOWN]))}{' ...' if len(missing) > _SHOWN else ''}. Its samples would "
             "never be read; check rank=, num_replicas= and data_axes=."
         )
-    if len({report.settings for report in reports}) > 1:
-        raise _disagreement(
-            "the loader's settings, shown as a hash (epochs, microbatch, pad_microbatches, gradient_reduction, ...)",
-            [f"{report.settings:016x}" for report in reports],
-        )
+    # before the settings, since a cursor's fields can be named: two seeds make two orders as well
     if len({report.cursor for report in reports}) > 1:
         raise _cursors_differ(explain())
+    if len({report.settings for report in reports}) > 1:
+        raise _disagreement(
+            "the loader's settings, shown as a hash (epochs, microbatch, pad_microbatches, gradient_reduction, seed)",
+            [f"{report.settings:016x}" for report in reports],
+        )
 
 
 def sum_reports(reports: Sequence[Report]) -> Lanes:

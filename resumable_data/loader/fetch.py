@@ -6,16 +6,20 @@ import copy
 import sys
 import traceback
 from collections import deque
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.utils.data
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from resumable_data.errors import SampleReadError, UsageError
+from resumable_data.rng import ACTIVE, Fetch, sample_stream
+from resumable_data.sampler import repeated_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from resumable_data.rng import Request
     from resumable_data.sampler import MicrobatchRows
 
 
@@ -51,55 +55,75 @@ Fetched = tuple[Any, int]
 
 
 class FetchDataset(torch.utils.data.Dataset[Fetched]):
-    """Turns a user's dataset into one whose items are whole microbatches, asked for by the bytes of int64 IDs.
+    """Turns a user's dataset into one whose items are whole microbatches, asked for by a `Request`.
 
     Args:
         dataset: Map-style; its ``__getitems__`` is used where it has one.
         collate_fn: Makes a batch of a list of samples.
+        seed: The loader's seed, which keys the samples' random generators.
         substitutes: Whether a sample that can be read stands in for one that cannot.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, substitutes: bool = False) -> None:
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, seed: int = 0, substitutes: bool = False
+    ) -> None:
         self._dataset = dataset
         self._collate = collate_fn
-        self._get_items = getattr(dataset, "__getitems__", None)
+        self._get_items = _batched_read(dataset)
+        self._stream = sample_stream("rng.sample_generator", seed)
         self._substitutes = substitutes
 
-    def __getitem__(self, request: bytes) -> Fetched:
+    def __getitem__(self, request: Request) -> Fetched:
         """Read and collate the samples of one microbatch."""
-        ids: list[int] = memoryview(request).cast("q").tolist()
         samples: list[Any] = []
+        fetch = Fetch(self._stream, request, samples, self._get_items is not None)
+        thread = get_ident()
+        outer = ACTIVE.get(thread)  # of a dataset that reads from a loader itself
+        ACTIVE[thread] = fetch
+        try:
+            return self._read(memoryview(request[0]).cast("q").tolist(), samples, fetch), xxh3_64_intdigest(request[0])
+        finally:
+            if outer is None:
+                del ACTIVE[thread]
+            else:
+                ACTIVE[thread] = outer
+
+    def _read(self, ids: list[int], samples: list[Any], fetch: Fetch) -> Any:
         try:
             if self._get_items is None:
                 for sample_id in ids:
                     samples.append(self._dataset[sample_id])  # where it stops is the row at fault
             else:
                 samples = self._get_items(ids)
-            data = self._collate(samples) if len(samples) == len(ids) else _wrong_number(samples, ids)
+            return self._collate(samples) if len(samples) == len(ids) else _wrong_number(samples, ids)
         except Exception as error:  # raised here, a StopIteration would pass for the end of the run
-            is_read = len(samples) == len(ids)
-            substitutes = self._substitutes and not is_read
-            data = self._substitute(samples, ids, error) if substitutes else self._explain(samples, ids, error)
-        return data, xxhash.xxh3_64_intdigest(request)
+            if self._substitutes and len(samples) < len(ids):
+                return self._substitute(samples, ids, error, fetch)
+            return self._explain(samples, ids, error, fetch)
 
-    def _explain(self, samples: list[Any], ids: list[int], error: Exception) -> ReadFailure:
+    def _explain(self, samples: list[Any], ids: list[int], error: Exception, fetch: Fetch) -> ReadFailure:
         if len(samples) == len(ids):
             failure = _failure(None, error)
             return failure._replace(reason=f"collate_fn raised {failure.reason}")
-        return _failure(len(samples), error) if self._get_items is None else self._locate(ids, error)
+        return _failure(len(samples), error) if self._get_items is None else self._locate(ids, error, fetch)
 
-    def _substitute(self, samples: list[Any], ids: list[int], error: Exception) -> Substituted | ReadFailure:
+    def _substitute(
+        self, samples: list[Any], ids: list[int], error: Exception, fetch: Fetch
+    ) -> Substituted | ReadFailure:
         """Read the rest row by row, and put a copy of the first sample that can be read where one cannot."""
         failures: list[ReadFailure] = []
         if self._get_items is None:  # that one failed just now
             failures.append(_failure(len(samples), error))
             samples.append(None)
         for row in range(len(samples), len(ids)):
+            if self._get_items is not None:
+                fetch.read_again(row)
             try:
                 samples.append(self._read_one(ids[row]))
             except Exception as own_error:
                 failures.append(_failure(row, own_error))
                 samples.append(None)
+        fetch.alone = None
         bad = [failure.row for failure in failures if failure.row is not None]
         good = [row for row in range(len(ids)) if row not in bad]
         if not good:
@@ -111,7 +135,7 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
                 samples[row] = copy.deepcopy(samples[good[0]])
             return Substituted(self._collate(samples), tuple(failures))
         except Exception as own_error:
-            return self._explain(samples, ids, own_error)
+            return self._explain(samples, ids, own_error, fetch)
 
     def _read_one(self, sample_id: int) -> Any:
         if self._get_items is None:
@@ -119,16 +143,33 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
         (sample,) = self._get_items([sample_id])
         return sample
 
-    def _locate(self, ids: list[int], error: Exception) -> ReadFailure:
+    def _locate(self, ids: list[int], error: Exception, fetch: Fetch) -> ReadFailure:
         """Find the sample at fault by reading one at a time."""
         assert self._get_items is not None
         for row, sample_id in enumerate(ids):
+            fetch.read_again(row)
             try:
                 self._get_items([sample_id])
             except Exception as own_error:
                 return _failure(row, own_error)
         failure = _failure(None, error)
         return failure._replace(reason=f"each can be read alone, together {failure.reason}")
+
+
+def _batched_read(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
+    """The dataset's ``__getitems__``; None where it has none, or one that only reads a row at a time.
+
+    torch's Subset and StackDataset have such a one. A dataset inside them could not know which row it reads, and so
+    not which random numbers are its own.
+    """
+    own = getattr(dataset, "__getitems__", None)
+    kind = getattr(type(dataset), "__getitems__", None)
+    if kind is torch.utils.data.Subset.__getitems__:
+        return own if _batched_read(dataset.dataset) else None
+    if kind is torch.utils.data.StackDataset.__getitems__:
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+        return own if any(map(_batched_read, parts)) else None
+    return own if callable(own) else None
 
 
 def _wrong_number(samples: list[Any], ids: list[int]) -> ReadFailure:
@@ -187,9 +228,13 @@ class RequestQueue:
 
     The DataLoader runs ahead of the training loop and keeps the order, so the oldest request that is pending is
     always the one whose data comes next.
+
+    Args:
+        length: Samples of the dataset.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, length: int) -> None:
+        self._length = length
         self._rows: Iterator[MicrobatchRows] = iter(())
         self._pending: deque[tuple[MicrobatchRows, int]] = deque()
 
@@ -199,14 +244,15 @@ class RequestQueue:
         self._pending = deque()
         return self._pending
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Request]:
         pending = self._pending
         for rows in self._rows:
-            request = rows.ids_bytes
-            if rows.num_filler:
-                request += rows.filler_id.to_bytes(8, sys.byteorder) * rows.num_filler
-            pending.append((rows, xxhash.xxh3_64_intdigest(request)))
-            yield request
+            ids, repeats = rows.ids_bytes, b""
+            if rows.num_filler or rows.num_padding:
+                ids += rows.filler_id.to_bytes(8, sys.byteorder) * rows.num_filler
+                repeats = repeated_positions(rows, self._length).tobytes()
+            pending.append((rows, xxh3_64_intdigest(ids)))
+            yield ids, rows.start, rows.shape.stride, repeats
 
 
 def check_dataset(dataset: Any) -> int:

@@ -25,6 +25,7 @@ from resumable_data.loader.fetch import (
 )
 from resumable_data.loader.microbatch import Microbatch
 from resumable_data.loader.remap import Placement, check_remap, remap_settings
+from resumable_data.loader.seeding import SeededFetchDataset
 from resumable_data.loader.session import JobSettings, Session
 from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
@@ -67,7 +68,10 @@ class ResumableLoader:
             the FSDP mesh it is their product.
         pad_microbatches: Bring every microbatch to exactly `microbatch` rows with filler of weight zero.
         fingerprint: What identifies the dataset's contents; a resume under another one is refused.
-        seed: Seeds the default order and the workers' random generators.
+        seed: Seeds the default order, the workers' random generators and those of samples, see
+            `resumable_data.rng.sample_generator`.
+        seed_samples: Seed `random`, `numpy.random` and torch's CPU generator before each sample is read, by `seed` and
+            the sample's position. Reads row by row, even where the dataset has ``__getitems__``.
         ledger: A `Ledger`, or the path of one, to record what is delivered.
         on_unreadable: What a sample that cannot be read does: ``"raise"``, or ``"filler"``: another row's data takes
             its place with weight 0, it is logged, and recorded in the ledger, which is needed then.
@@ -114,6 +118,7 @@ class ResumableLoader:
         pad_microbatches: bool = False,
         fingerprint: str | None = None,
         seed: int = 0,
+        seed_samples: bool = False,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         on_unreadable: str = "raise",
         max_unreadable: int | None = None,
@@ -150,6 +155,7 @@ class ResumableLoader:
             layout=layout,
             epochs=epochs,
             loss_factor=self._weight.factor,
+            sample_seeds=(seed, seed_samples),
             ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
             max_unreadable=max_unreadable,
         )
@@ -165,15 +171,16 @@ class ResumableLoader:
         self._schedule = start.schedule(epochs)
         self._session = Session(start, self._settings)
         self._iteration = 0
-        self._requests = RequestQueue()
+        self._requests = RequestQueue(length)
         self._fetched: Iterator[Fetched] | None = None
         self._seed_workers = WorkerSeeds(seed, topology.rank) if options.get("generator") is None else None
         if self._seed_workers is not None:
             options["generator"] = self._seed_workers.generator
         self._dataloader: torch.utils.data.DataLoader[Fetched] | None = make_dataloader(
-            FetchDataset(
+            (SeededFetchDataset if seed_samples else FetchDataset)(
                 dataset,
                 collate_fn or torch.utils.data.default_collate,
+                seed=seed,
                 substitutes=self._unreadable is not None,
             ),
             self._requests,

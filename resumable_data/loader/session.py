@@ -51,6 +51,7 @@ class JobSettings:
         loss_factor: See `resumable_data.plan.loss_factor`.
         ledger: Where deliveries are recorded, or None.
         max_unreadable: Samples that a rank may fill in for; None where one that cannot be read is an error.
+        sample_seeds: The seed of the samples' random numbers, and whether global generators are seeded with it.
     """
 
     topology: Topology
@@ -59,13 +60,15 @@ class JobSettings:
     loss_factor: float
     ledger: Ledger | None
     max_unreadable: int | None = None
+    sample_seeds: tuple[int, bool] = (0, False)
 
     def hash(self) -> int:
         """A 64-bit hash of what must be equal on all ranks."""
         layout = self.layout
         on_error = self.ledger and self.ledger.on_error  # decides which collective calls are made
-        loss = (self.loss_factor, self.max_unreadable)
-        values = (self.epochs, layout.microbatch, layout.pad_microbatches, *loss, on_error)
+        of_layout = (layout.microbatch, layout.pad_microbatches)
+        of_samples = (self.loss_factor, self.max_unreadable, *self.sample_seeds)
+        values = (self.epochs, *of_layout, *of_samples, on_error)
         return xxhash.xxh3_64_intdigest(repr(values).encode())
 
 

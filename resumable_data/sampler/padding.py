@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from resumable_data.order import Order
     from resumable_data.plan import UpdateSpan
+    from resumable_data.sampler.rank_rows import MicrobatchRows
 
 
 def row_ids(order: Order, rows: NDArray[np.int64], span: UpdateSpan) -> NDArray[np.int64]:
@@ -28,9 +29,39 @@ def row_ids(order: Order, rows: NDArray[np.int64], span: UpdateSpan) -> NDArray[
     Returns:
         (k,) int64.
     """
+    return ids_at(order, sample_positions(rows, span, len(order)))
+
+
+def sample_positions(rows: NDArray[np.int64], span: UpdateSpan, length: int) -> NDArray[np.int64]:
+    """Positions of the samples that rows are, or repeat where they are padding.
+
+    Args:
+        rows: (k,) int64, as for `row_ids`.
+        span: As for `row_ids`.
+        length: Samples of one epoch.
+
+    Returns:
+        (k,) int64.
+    """
     if not span.padding:
-        return ids_at(order, rows)
-    length = len(order)
+        return rows
     stop = span.start + span.num_samples
     epoch_start = span.start // length * length
-    return ids_at(order, np.where(rows < stop, rows, epoch_start + (rows - stop) % length))
+    return np.where(rows < stop, rows, epoch_start + (rows - stop) % length)
+
+
+def repeated_positions(rows: MicrobatchRows, length: int) -> NDArray[np.int64]:
+    """Positions of the samples that a microbatch's padding rows, then its filler rows, repeat.
+
+    Args:
+        rows: The microbatch.
+        length: Samples of one epoch.
+
+    Returns:
+        (num_padding + num_filler,) int64.
+    """
+    stride = rows.shape.stride
+    padding = rows.start + stride * np.arange(rows.num_samples, rows.num_rows, dtype=np.int64)
+    stretch_start = rows.start - (rows.start - rows.update_start) % stride  # what filler repeats
+    filler = np.full(rows.num_filler, stretch_start, np.int64)
+    return sample_positions(np.concatenate((padding, filler)), rows.span, length)
