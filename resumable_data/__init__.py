@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from resumable_data.loader import Microbatch, ResumableLoader, Update
     from resumable_data.order import Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
+    from resumable_data.tracking import DistributedSampler, TrackedLoader, track
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "AuditReport",
     "BatchPlan",
     "Cursor",
+    "DistributedSampler",
     "Ledger",
     "Microbatch",
     "Recipe",
@@ -36,10 +38,12 @@ __all__ = [
     "Sequential",
     "Shuffle",
     "TorchShuffle",
+    "TrackedLoader",
     "Update",
     "__version__",
     "audit_cursor",
     "audit_ledger",
+    "track",
 ]
 
 # Public name -> the submodule that defines it.
@@ -47,6 +51,7 @@ _HOMES = {
     "AuditReport": "audit",
     "BatchPlan": "plan",
     "Cursor": "cursor",
+    "DistributedSampler": "tracking",
     "Ledger": "ledger",
     "Microbatch": "loader",
     "Recipe": "cursor",
@@ -54,9 +59,11 @@ _HOMES = {
     "Sequential": "order",
     "Shuffle": "order",
     "TorchShuffle": "order",
+    "TrackedLoader": "tracking",
     "Update": "loader",
     "audit_cursor": "audit",
     "audit_ledger": "audit",
+    "track": "tracking",
 }
 
 

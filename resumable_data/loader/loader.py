@@ -123,13 +123,6 @@ class ResumableLoader:
             factor=loss_factor(gradient_reduction, _default(reduction_size, topology.num_replicas)),
             targets=None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length),
         )
-        self._settings = JobSettings(
-            topology=topology,
-            layout=layout,
-            epochs=epochs,
-            loss_factor=self._weight.factor,
-            ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
-        )
         self._recipe = Recipe(
             order=self._order.describe(),
             global_batch=require_count("global_batch", global_batch),
@@ -140,6 +133,14 @@ class ResumableLoader:
         start = Cursor(recipe=self._recipe)
         encode_cursor(start)  # what a checkpoint cannot hold is better found now than at the first save
         self._schedule = start.schedule(epochs)
+        self._settings = JobSettings(
+            topology=topology,
+            layout=layout,
+            epochs=epochs,
+            loss_factor=self._weight.factor,
+            ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
+            schedule=self._schedule,
+        )
         self._session = Session(start, self._settings)
         self._iteration = 0
         self._requests = RequestQueue()

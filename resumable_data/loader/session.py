@@ -24,6 +24,7 @@ from resumable_data.loader.agreement import (
     sum_reports,
 )
 from resumable_data.sampler import Progress
+from resumable_data.sampler.progress import MAX_UNCOMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from resumable_data.cursor import Cursor
     from resumable_data.ledger import Ledger, RankWriter
     from resumable_data.loader.topology import Topology
+    from resumable_data.plan import Schedule
     from resumable_data.sampler import MicrobatchRows, RankLayout
 
 
@@ -49,6 +51,8 @@ class JobSettings:
         epochs: Epochs of the run, None without an end.
         loss_factor: See `resumable_data.plan.loss_factor`.
         ledger: Where deliveries are recorded, or None.
+        schedule: How the run's positions are cut.
+        max_uncommitted: Updates that may be delivered ahead of commit().
     """
 
     topology: Topology
@@ -56,6 +60,8 @@ class JobSettings:
     epochs: int | None
     loss_factor: float
     ledger: Ledger | None
+    schedule: Schedule
+    max_uncommitted: int = MAX_UNCOMMITTED
 
     def hash(self) -> int:
         """A 64-bit hash of what must be equal on all ranks."""
@@ -75,7 +81,12 @@ class Session:
 
     def __init__(self, start: Cursor, settings: JobSettings) -> None:
         self._settings = settings
-        self._progress = Progress(start, is_alone=settings.layout.num_replicas == 1)
+        self._progress = Progress(
+            start,
+            schedule=settings.schedule,
+            is_alone=settings.layout.num_replicas == 1,
+            max_uncommitted=settings.max_uncommitted,
+        )
         self._writer: RankWriter | None = None
         self._keeps_ids = settings.ledger is not None and settings.ledger.ids == "full"
         self._has_begun = False
@@ -139,16 +150,16 @@ class Session:
             rows.ids if self._keeps_ids else None,
         )
 
-    def commit(self, *, applied: bool) -> None:
-        """Move the cursor past the update at the cursor."""
-        update = self._progress.commit(applied=applied)
+    def commit(self, *, applied: bool, ends_step: bool = True) -> None:
+        """Move the cursor past the update, or batch, at the cursor; see `Progress.commit`."""
+        update = self._progress.commit(applied=applied, ends_step=ends_step)
         if self._writer is not None:
             self._writer.commit(update, applied)
 
     def rewind(self) -> None:
         """Forget what was delivered and not committed."""
         if self._progress.has_uncommitted and self._writer is not None:
-            self._writer.rewind(self.cursor.updates)
+            self._writer.rewind(self.cursor.next_index)
         self._progress.rewind()
 
     def agree(self, peers: Sequence[Session] | None = None) -> Cursor:
