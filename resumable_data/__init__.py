@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
+    from resumable_data.tracking import DistributedSampler, TrackedLoader, track
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "BatchPlan",
     "BlockShuffle",
     "Cursor",
+    "DistributedSampler",
     "Ledger",
     "Microbatch",
     "Recipe",
@@ -39,11 +41,13 @@ __all__ = [
     "Sequential",
     "Shuffle",
     "TorchShuffle",
+    "TrackedLoader",
     "Update",
     "__version__",
     "audit_cursor",
     "audit_ledger",
     "evaluation_loader",
+    "track",
 ]
 
 # Public name -> the submodule that defines it.
@@ -52,6 +56,7 @@ _HOMES = {
     "BatchPlan": "plan",
     "BlockShuffle": "order",
     "Cursor": "cursor",
+    "DistributedSampler": "tracking",
     "Ledger": "ledger",
     "Microbatch": "loader",
     "Recipe": "cursor",
@@ -60,10 +65,12 @@ _HOMES = {
     "Sequential": "order",
     "Shuffle": "order",
     "TorchShuffle": "order",
+    "TrackedLoader": "tracking",
     "Update": "loader",
     "audit_cursor": "audit",
     "audit_ledger": "audit",
     "evaluation_loader": "loader",
+    "track": "tracking",
 }
 
 

@@ -87,6 +87,11 @@ KINDS = {
         "the coverage digest does not cover all that was committed",
         "Call loader.check_agreement() on all ranks right before saving.",
     ),
+    "RD406": Kind(
+        MISSING_EVIDENCE,
+        "samples were dropped at places that the cursor alone does not tell",
+        "Without drop_last nothing is dropped, and the digest proves everything.",
+    ),
     "RD501": Kind(
         VIOLATION, "more was discarded than allowed", "Save checkpoints more often, or raise --max-discarded."
     ),

@@ -9,9 +9,9 @@ import msgspec
 from resumable_data.cursor.coverage import CoverageSpan, add_span
 from resumable_data.cursor.recipe import Recipe, RecipeChange
 from resumable_data.cursor.takeover import SamplerRun, TakeOver, take_over_consumed
-from resumable_data.errors import CorruptStateError
+from resumable_data.errors import CorruptStateError, UsageError
 from resumable_data.order import Sequential, TorchShuffle, check_order
-from resumable_data.plan.schedule import Schedule
+from resumable_data.plan.schedule import Place, Schedule
 
 if TYPE_CHECKING:
     from resumable_data.order import Order
@@ -37,6 +37,7 @@ class Committed(msgspec.Struct):
         samples: Their samples.
         tokens: Their target tokens, 0 where not known.
         padding: Their padding rows.
+        batches: Batches of all ranks together, where the run is counted by them.
     """
 
     stop: int = 0
@@ -45,6 +46,7 @@ class Committed(msgspec.Struct):
     samples: int = 0
     tokens: int = 0
     padding: int = 0
+    batches: int = 0
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +66,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         offset: Samples of `epoch` that are behind the cursor, in [0, N).
         padding: Rows committed that repeated a sample to fill an update (``tail="pad"``).
         dropped: Samples skipped at the ends of epochs (``tail="drop"``).
+        batches: Batches committed, each of all ranks, in a run over a DataLoader and a DistributedSampler; else 0.
         migrations: Declared changes of the recipe, oldest first.
         coverage: Digests of what was delivered, of one or more spans of committed positions.
         taken_over: Where the run was taken over from another loader; `msgspec.UNSET`, and not in the JSON, where
@@ -82,6 +85,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     offset: int = 0
     padding: int = 0
     dropped: int = 0
+    batches: int = 0
     migrations: tuple[Migration, ...] = ()
     coverage: tuple[CoverageSpan, ...] = ()
     taken_over: TakeOver | msgspec.UnsetType = msgspec.UNSET
@@ -92,6 +96,11 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.applied + self.skipped
 
     @property
+    def next_index(self) -> int:
+        """Index of the next update, or of the next batch where the run is counted by batches."""
+        return self.batches if self.recipe.counts_batches else self.updates
+
+    @property
     def position(self) -> int:
         """Place of the next sample in the run's global sequence: ``epoch * N + offset``."""
         return self.epoch * self.recipe.length + self.offset
@@ -99,18 +108,24 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def schedule(self, epochs: int | None = None) -> Schedule:
         """How the run's positions are cut into updates from here on."""
         recipe = self.recipe
+        if recipe.counts_batches:
+            raise UsageError(
+                f"tail={recipe.tail!r} belongs to a run over torch's DataLoader, whose batches depend on the number of "
+                "ranks; it has no schedule of updates. Use it with resumable_data.track, or give one of the loader's "
+                "tails."
+            )
         return Schedule(length=recipe.length, global_batch=recipe.global_batch, tail=recipe.tail, epochs=epochs)
 
-    def advance(self, done: Committed, *, run_id: str, attempt: int) -> Cursor:
+    def advance(self, done: Committed, place: Place, *, run_id: str, attempt: int) -> Cursor:
         """The cursor after the updates `done`, which must be the next ones.
 
         Args:
             done: What they took.
+            place: Where the next one starts.
             run_id: The run, see the attribute.
             attempt: The attempt that committed them.
         """
-        after = self.schedule().settle(*divmod(done.stop, self.recipe.length))
-        advanced = after.epoch * self.recipe.length + after.offset - self.position
+        advanced = place.epoch * self.recipe.length + place.offset - self.position
         return msgspec.structs.replace(
             self,
             run_id=run_id,
@@ -119,10 +134,11 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             skipped=self.skipped + done.skipped,
             samples=self.samples + done.samples,
             tokens=self.tokens + done.tokens,
-            epoch=after.epoch,
-            offset=after.offset,
+            epoch=place.epoch,
+            offset=place.offset,
             padding=self.padding + done.padding,
             dropped=self.dropped + advanced - done.samples,
+            batches=self.batches + done.batches,
         )
 
     def with_coverage(self, span: CoverageSpan) -> Cursor:
@@ -163,7 +179,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         length = self.recipe.length
         counters = (self.attempt, self.applied, self.skipped, self.samples, self.tokens, self.epoch, self.padding)
-        if min(*counters, self.dropped, self.offset) < 0 or self.offset >= length:
+        if min(*counters, self.dropped, self.batches, self.offset) < 0 or self.offset >= length:
             raise _contradiction(f"counters of at least 0 and an offset in [0, {length})", self)
         if self.samples + self.dropped != self.position:
             raise _contradiction(f"samples and dropped ones that add up to the position, {self.position}", self)

@@ -8,7 +8,7 @@ import msgspec
 
 from resumable_data.errors import UsageError
 from resumable_data.plan.batch_plan import require_count
-from resumable_data.plan.schedule import TAILS
+from resumable_data.plan.schedule import RANK_TAILS, TAILS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -54,7 +54,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         require_count("length of the order", self.order.get("length"))
         require_count("global_batch", self.global_batch)
-        if self.tail not in TAILS:
+        if self.tail not in (*TAILS, *RANK_TAILS):
             raise UsageError(f"tail must be one of {TAILS}, got {self.tail!r}")
         if self.fingerprint is not None:
             _check_fingerprint(self.fingerprint)
@@ -63,6 +63,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def length(self) -> int:
         """Samples of one epoch."""
         return int(self.order["length"])
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether the run is counted, and its ledger numbered, by a DataLoader's batches and not by updates."""
+        return self.tail in RANK_TAILS
 
     def fields(self) -> dict[str, RecipeValue]:
         """All fields by their names in messages and in ``allow=``, the order's as ``order.seed`` and so on."""

@@ -13,14 +13,19 @@ from resumable_data.errors import RecipeMismatchError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from resumable_data.plan import Schedule
 
-def resume_cursor(saved: Cursor, recipe: Recipe, *, allow: Collection[str] = ()) -> Cursor:
+
+def resume_cursor(
+    saved: Cursor, recipe: Recipe, *, allow: Collection[str] = (), schedule: Schedule | None = None
+) -> Cursor:
     """The cursor that a job with `recipe` starts at, to go on from `saved`.
 
     Args:
         saved: The cursor from the checkpoint.
         recipe: What this job declares.
         allow: Names of recipe fields that may differ; the change is recorded in the cursor as a migration.
+        schedule: How this job cuts the run's positions; by its recipe when None.
 
     Raises:
         RecipeMismatchError: A field differs that is not allowed to.
@@ -40,7 +45,7 @@ def resume_cursor(saved: Cursor, recipe: Recipe, *, allow: Collection[str] = ())
         )
     migration = Migration(saved.updates, saved.position, changes)
     migrated = msgspec.structs.replace(saved, recipe=recipe, migrations=(*saved.migrations, migration))
-    place = migrated.schedule().settle(saved.epoch, saved.offset)
+    place = (schedule or migrated.schedule()).settle(saved.epoch, saved.offset)
     return msgspec.structs.replace(
         migrated, epoch=place.epoch, offset=place.offset, dropped=saved.dropped + place.dropped
     )

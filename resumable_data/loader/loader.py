@@ -150,15 +150,6 @@ class ResumableLoader:
             targets=None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length),
         )
         self._unreadable = make_unreadable(on_unreadable, max_unreadable, has_ledger=ledger is not None)
-        self._settings = JobSettings(
-            topology=topology,
-            layout=layout,
-            epochs=epochs,
-            loss_factor=self._weight.factor,
-            sample_seeds=(seed, seed_samples),
-            ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
-            max_unreadable=max_unreadable,
-        )
         self._recipe = Recipe(
             order=self._order.describe(),
             global_batch=require_count("global_batch", global_batch),
@@ -169,6 +160,16 @@ class ResumableLoader:
         start = Cursor(recipe=self._recipe)
         encode_cursor(start)  # what a checkpoint cannot hold is better found now than at the first save
         self._schedule = start.schedule(epochs)
+        self._settings = JobSettings(
+            topology=topology,
+            layout=layout,
+            epochs=epochs,
+            loss_factor=self._weight.factor,
+            sample_seeds=(seed, seed_samples),
+            ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
+            max_unreadable=max_unreadable,
+            schedule=self._schedule,
+        )
         self._session = Session(start, self._settings)
         self._iteration = 0
         self._requests = RequestQueue(length)

@@ -26,6 +26,7 @@ from resumable_data.loader.agreement import (
 from resumable_data.loader.targets import Process, read_count, sum_counts
 from resumable_data.loader.unreadable import require_no_peers
 from resumable_data.sampler import Progress
+from resumable_data.sampler.progress import MAX_UNCOMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from resumable_data.cursor import Cursor
     from resumable_data.ledger import Ledger, RankWriter
+    from resumable_data.plan import Schedule
     from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
 
 
@@ -52,6 +54,8 @@ class JobSettings:
         ledger: Where deliveries are recorded, or None.
         max_unreadable: Samples that a rank may fill in for; None where one that cannot be read is an error.
         sample_seeds: The seed of the samples' random numbers, and whether global generators are seeded with it.
+        schedule: How the run's positions are cut.
+        max_uncommitted: Updates that may be delivered ahead of commit().
     """
 
     topology: Topology
@@ -59,8 +63,10 @@ class JobSettings:
     epochs: int | None
     loss_factor: float
     ledger: Ledger | None
+    schedule: Schedule
     max_unreadable: int | None = None
     sample_seeds: tuple[int, bool] = (0, False)
+    max_uncommitted: int = MAX_UNCOMMITTED
 
     def hash(self) -> int:
         """A 64-bit hash of what must be equal on all ranks."""
@@ -84,8 +90,10 @@ class Session:
         self._settings = settings
         self._progress = Progress(
             start,
+            schedule=settings.schedule,
             is_alone=settings.layout.num_replicas == 1,
             counts_targets=start.recipe.normalize == "targets",
+            max_uncommitted=settings.max_uncommitted,
         )
         self._process: Process | None = None
         self._writer: RankWriter | None = None
@@ -166,9 +174,9 @@ class Session:
             rows.ids if self._keeps_ids else None,
         )
 
-    def commit(self, *, applied: bool) -> None:
-        """Move the cursor past the update at the cursor."""
-        update = self._progress.commit(applied=applied)
+    def commit(self, *, applied: bool, ends_step: bool = True) -> None:
+        """Move the cursor past the update, or batch, at the cursor; see `Progress.commit`."""
+        update = self._progress.commit(applied=applied, ends_step=ends_step)
         if self._writer is not None:
             self._writer.commit(update, applied)
 
@@ -194,7 +202,7 @@ class Session:
     def rewind(self) -> None:
         """Forget what was delivered and not committed."""
         if self._progress.has_uncommitted and self._writer is not None:
-            self._writer.rewind(self.cursor.updates)
+            self._writer.rewind(self.cursor.next_index)
         self._progress.rewind()
 
     def agree(self, peers: Sequence[Session] | None = None) -> Cursor:

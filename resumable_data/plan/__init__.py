@@ -2,10 +2,11 @@
 
 from resumable_data.plan.alternatives import Alternatives
 from resumable_data.plan.batch_plan import GRADIENT_REDUCTIONS, BatchPlan, loss_factor, require_count
-from resumable_data.plan.schedule import TAILS, Place, Schedule, Segment, UpdateSpan
+from resumable_data.plan.schedule import RANK_TAILS, TAILS, Place, Schedule, Segment, UpdateSpan
 
 __all__ = [
     "GRADIENT_REDUCTIONS",
+    "RANK_TAILS",
     "TAILS",
     "Alternatives",
     "BatchPlan",

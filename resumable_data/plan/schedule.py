@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 TAILS = ("carry", "short", "drop", "pad")
 
+RANK_TAILS = ("pad_ranks", "drop_ranks", "pad_ranks_drop_batch", "drop_batch")
+"""Tails of runs over torch's DataLoader and a DistributedSampler: what they do depends on the number of ranks."""
+
 _ENDLESS = 1 << 62
 
 
@@ -57,40 +60,68 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     ``"pad"``     the last update of each epoch is filled with offsets 0, 1, ... of that epoch, counted apart
     ============  =======================================================================================
 
+    Where a DataLoader over a DistributedSampler cuts the positions into its batches (all ranks' together), each
+    epoch's rest is made a multiple of the number of ranks, and the last batch is short:
+
+    ==========================  =========================================================================
+    tail                        sampler and DataLoader
+    ==========================  =========================================================================
+    ``"pad_ranks"``             neither has ``drop_last``: padded with offsets 0, 1, ... of the epoch
+    ``"drop_ranks"``            the sampler has it: cut to a multiple of the ranks
+    ``"pad_ranks_drop_batch"``  the DataLoader has it: padded, and what does not fill a batch is dropped
+    ``"drop_batch"``            both have it: what does not fill a batch is dropped
+    ==========================  =========================================================================
+
     Args:
         length: Samples of one epoch, N >= 1.
-        global_batch: Rows of one update, G >= 1.
-        tail: One of the four above.
+        global_batch: Rows of one update, G >= 1; with one of the second four, rows of one batch of all ranks.
+        tail: One of the eight above.
         epochs: Epochs of the whole run, or None for a run without an end.
+        num_replicas: Number of ranks; of use with the second four only.
 
     Raises:
-        UsageError: An argument is outside its range, or ``tail="drop"`` would drop everything.
+        UsageError: An argument is outside its range, or the tail would drop everything.
     """
 
     length: int
     global_batch: int
     tail: str = "carry"
     epochs: int | None = None
+    num_replicas: int = 1
 
     def __post_init__(self) -> None:
         require_count("length", self.length)
         require_count("global_batch", self.global_batch)
         if self.epochs is not None:
             require_count("epochs", self.epochs)
-        if self.tail not in TAILS:
+        require_count("num_replicas", self.num_replicas)
+        if self.tail not in (*TAILS, *RANK_TAILS):
             raise UsageError(f"tail must be one of {TAILS}, got {self.tail!r}")
-        if self.tail == "drop" and self.global_batch > self.length:
+        if self.rows_of(self.length) == 0:
             raise UsageError(
-                f'tail="drop" with a global batch of {self.global_batch} would drop all {self.length} samples of '
-                'every epoch. Use tail="carry", or a global batch of at most the number of samples.'
+                f"tail={self.tail!r} with {self.global_batch} rows at a time would drop all {self.length} samples of "
+                'every epoch. Use tail="carry" (or drop_last=False), or fewer rows.'
             )
 
+    def rows_of(self, num_samples: int) -> int:
+        """Rows, padding included, that are read of the last `num_samples` of an epoch."""
+        rows = num_samples
+        if self.tail in ("pad_ranks", "pad_ranks_drop_batch"):
+            rows += -rows % self.num_replicas
+        elif self.tail == "drop_ranks":
+            rows -= rows % self.num_replicas
+        elif self.tail == "pad":
+            rows += -rows % self.global_batch
+        if self.tail in ("drop", "drop_batch", "pad_ranks_drop_batch"):
+            rows -= rows % self.global_batch
+        return rows
+
     def settle(self, epoch: int, offset: int) -> Place:
-        """Where the next update starts, from `offset` in [0, N]: past the rest that ``"drop"`` skips."""
+        """Where the next update starts, from `offset` in [0, N]: past the rest that the tail drops."""
         rest = self.length - offset
         if rest == 0:
             return Place(epoch + 1, 0)
-        if self.tail == "drop" and rest < self.global_batch:
+        if self.tail != "carry" and self.rows_of(rest) == 0:
             return Place(epoch + 1, 0, rest)
         return Place(epoch, offset)
 
@@ -105,14 +136,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             return None
         start = epoch * self.length + offset
         if self.tail == "carry":
-            left = _ENDLESS if self.epochs is None else self.epochs * self.length - start
+            samples = _ENDLESS if self.epochs is None else self.epochs * self.length - start
+            rows = samples
         else:
-            left = self.length - offset
-        full = left // self.global_batch
+            samples, rows = self.length - offset, self.rows_of(self.length - offset)
+        full = min(samples, rows) // self.global_batch
         if full:
             return Segment(UpdateSpan(start, self.global_batch, 0), full)
-        padding = self.global_batch - left if self.tail == "pad" else 0
-        return Segment(UpdateSpan(start, left, padding), 1)
+        rows = min(rows, self.global_batch)
+        return Segment(UpdateSpan(start, min(samples, rows), max(0, rows - samples)), 1)
 
     def segments(self, epoch: int, offset: int) -> Iterator[Segment]:
         """All segments from this place to the end of the run, endless where `epochs` is None."""
@@ -151,13 +183,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             return
         later_epochs = self.epochs - epoch - 1
         if self.tail == "carry":
-            yield from self._sizes(self.length - offset + later_epochs * self.length, 1)
+            rest = self.length - offset + later_epochs * self.length
+            yield from self._sizes(rest, 1)
         else:
-            yield from self._sizes(self.length - offset, 1)
-            yield from self._sizes(self.length, later_epochs)
+            yield from self._sizes(self.rows_of(self.length - offset), 1)
+            yield from self._sizes(self.rows_of(self.length), later_epochs)
 
-    def _sizes(self, num_samples: int, times: int) -> Iterator[tuple[int, int]]:
-        full, rest = divmod(num_samples, self.global_batch)
+    def _sizes(self, num_rows: int, times: int) -> Iterator[tuple[int, int]]:
+        full, rest = divmod(num_rows, self.global_batch)
         yield self.global_batch, full * times
-        if rest and self.tail != "drop":
-            yield (self.global_batch if self.tail == "pad" else rest), times
+        if rest:
+            yield rest, times

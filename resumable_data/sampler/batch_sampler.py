@@ -217,7 +217,7 @@ class ResumableSampler(Sampler[list[int]]):
             samples=span.num_samples,
             padding=span.padding,
         )
-        self._cursor = cursor.advance(done, run_id=cursor.run_id, attempt=0)
+        self._cursor = cursor.advance(done, self._schedule.after(span), run_id=cursor.run_id, attempt=0)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The committed cursor as one uint8 tensor of fixed size, as `ResumableLoader` has it. No side effect."""

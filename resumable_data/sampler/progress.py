@@ -10,6 +10,7 @@ from resumable_data.errors import CommitError
 
 if TYPE_CHECKING:
     from resumable_data.cursor import Cursor, Lanes
+    from resumable_data.plan import Schedule
     from resumable_data.sampler.rank_rows import MicrobatchRows
 
 MAX_UNCOMMITTED = 64
@@ -21,17 +22,30 @@ class Progress:
 
     Args:
         cursor: Where the rank starts.
+        schedule: How the run's positions are cut.
         is_alone: Whether this rank reads everything, so that its own rows are all rows and the coverage digest
             needs no agreement.
         counts_targets: Whether an update's target tokens must be known before it is committed.
+        max_uncommitted: Updates that may be delivered ahead of commit().
     """
 
-    def __init__(self, cursor: Cursor, *, is_alone: bool, counts_targets: bool = False) -> None:
+    def __init__(
+        self,
+        cursor: Cursor,
+        *,
+        schedule: Schedule,
+        is_alone: bool,
+        counts_targets: bool = False,
+        max_uncommitted: int = MAX_UNCOMMITTED,
+    ) -> None:
         self.run_id = cursor.run_id
         self.attempt = 0
+        self._schedule = schedule
         self._is_alone = is_alone
+        self._max_uncommitted = max_uncommitted
         self._cursor = cursor
-        self._next_update = cursor.updates
+        self._counts_batches = cursor.recipe.counts_batches
+        self._next_update = cursor.next_index
         self._committed = Committed()
         self._delivered: deque[tuple[MicrobatchRows, int, int]] = deque()  # complete updates: last microbatch, lanes
         self._open_lanes = [0, 0]  # of the update that is not complete
@@ -48,7 +62,8 @@ class Progress:
         done = self._committed
         if done.applied or done.skipped:
             self._committed = Committed()
-            self._cursor = self._cursor.advance(done, run_id=self.run_id, attempt=self.attempt)
+            place = self._schedule.settle(*divmod(done.stop, self._schedule.length))
+            self._cursor = self._cursor.advance(done, place, run_id=self.run_id, attempt=self.attempt)
             if self._is_alone:
                 self.cover(self._own_lanes)
         return self._cursor
@@ -70,7 +85,7 @@ class Progress:
         Raises:
             CommitError: Too many updates were delivered and none of them committed.
         """
-        if len(self._delivered) == MAX_UNCOMMITTED:
+        if len(self._delivered) == self._max_uncommitted:
             raise self._never_committed()
         lanes = self._open_lanes
         lanes[0] += rows.lane_0
@@ -100,12 +115,16 @@ class Progress:
 
     def _never_committed(self) -> CommitError:
         return CommitError(
-            f"{MAX_UNCOMMITTED} updates were delivered since update {self._next_update}, none was committed. A "
+            f"{self._max_uncommitted} updates were delivered since update {self._next_update}, none was committed. A "
             "checkpoint saved now would repeat all of them. Call loader.commit() after each optimizer.step()."
         )
 
-    def commit(self, *, applied: bool) -> int:
-        """Move the cursor to the end of the update at the cursor.
+    def commit(self, *, applied: bool, ends_step: bool = True) -> int:
+        """Move the cursor to the end of the update, or batch, at the cursor.
+
+        Args:
+            applied: Whether the optimizer's step was taken; its samples are consumed all the same.
+            ends_step: Whether an optimizer's step ends with it; of several batches that one step took, the last does.
 
         Returns:
             The index of that update.
@@ -129,10 +148,11 @@ class Progress:
         (last, lane_0, lane_1), total = self._delivered.popleft(), self._committed
         _, num_samples, padding, _ = last.shape
         total.stop = last.update_start + num_samples
-        if applied:
+        if ends_step and applied:
             total.applied += 1
-        else:
+        elif ends_step:
             total.skipped += 1
+        total.batches += self._counts_batches
         total.samples += num_samples
         total.padding += padding
         total.tokens += self._targets.pop(last.update, last.tokens)

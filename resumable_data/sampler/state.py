@@ -12,6 +12,7 @@ from resumable_data.errors import CorruptStateError, MissingStateError, UsageErr
 
 if TYPE_CHECKING:
     from resumable_data.cursor import Recipe
+    from resumable_data.plan import Schedule
 
     State = Mapping[str, Any] | Cursor | None
 
@@ -24,13 +25,14 @@ def make_state(cursor: Cursor) -> dict[str, torch.Tensor]:
     return {STATE_KEY: torch.frombuffer(bytearray(encode_cursor(cursor)), dtype=torch.uint8)}
 
 
-def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str]) -> Cursor:
+def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str], schedule: Schedule | None = None) -> Cursor:
     """The cursor that a job with `recipe` starts at.
 
     Args:
         state: What `make_state` gave; or a cursor, say of a run that is taken over.
         recipe: What this job declares.
         allow: Names of recipe fields that may differ, and `FRESH_START`.
+        schedule: How this job cuts the run's positions; by its recipe when None.
 
     Raises:
         UsageError: `state` is neither, or `allow` names what cannot be allowed.
@@ -41,7 +43,9 @@ def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str]) -> Cur
     names = {allow} if isinstance(allow, str) else set(allow)
     allowed = check_allowed(names - {FRESH_START})
     saved = read_state(state, fresh_start=FRESH_START in names)
-    return Cursor(recipe=recipe) if saved is None else resume_cursor(saved, recipe, allow=allowed)
+    if saved is None:
+        return Cursor(recipe=recipe)
+    return resume_cursor(saved, recipe, allow=allowed, schedule=schedule)
 
 
 def read_state(state: State, *, fresh_start: bool) -> Cursor | None:

@@ -238,7 +238,13 @@ def test_json_holds_the_whole_report() -> None:
     assert data["findings"][0].keys() == {"code", "severity", "title", "where", "expected", "found", "remedy"}
     assert data["changes"][0].keys() == {"what", "now", "to", "effect"}
     assert data["move"]["replayed"] == data["move"]["omitted"] == 0
-    assert data["request"]["schedule"] == {"length": 1000, "global_batch": 256, "tail": "carry", "epochs": 3}
+    assert data["request"]["schedule"] == {
+        "length": 1000,
+        "global_batch": 256,
+        "tail": "carry",
+        "epochs": 3,
+        "num_replicas": 1,
+    }
 
 
 @pytest.mark.parametrize("tail", ["carry", "short", "drop", "pad"])

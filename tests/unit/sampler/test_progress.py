@@ -43,7 +43,7 @@ def lanes(positions: range) -> tuple[int, int]:
 
 def test_delivering_moves_nothing_and_commit_moves_one_update() -> None:
     """The cursor stays until commit(), and each commit() takes the oldest update, however far delivery ran ahead."""
-    progress = Progress(start(), is_alone=True)
+    progress = Progress(start(), schedule=start().schedule(), is_alone=True)
     for microbatch in islice(rows(), 6):
         progress.deliver(microbatch)
     assert progress.cursor == start()
@@ -59,7 +59,7 @@ def test_delivering_moves_nothing_and_commit_moves_one_update() -> None:
 @pytest.mark.parametrize(("num_delivered", "found"), [(0, "nothing of it was"), (1, "only a part of it was")])
 def test_a_commit_of_what_was_not_delivered_is_refused(num_delivered: int, found: str) -> None:
     """The message names the update, what was found, that nothing moved and when to commit."""
-    progress = Progress(start(), is_alone=True)
+    progress = Progress(start(), schedule=start().schedule(), is_alone=True)
     for microbatch in islice(rows(), num_delivered):
         progress.deliver(microbatch)
     with pytest.raises(CommitError, match=rf"update 0 was delivered; {found}. The cursor did not move. Call"):
@@ -69,7 +69,7 @@ def test_a_commit_of_what_was_not_delivered_is_refused(num_delivered: int, found
 
 def test_a_second_commit_is_refused() -> None:
     """An update is committed once."""
-    progress = Progress(start(), is_alone=True)
+    progress = Progress(start(), schedule=start().schedule(), is_alone=True)
     for microbatch in islice(rows(), 3):
         progress.deliver(microbatch)
     progress.commit(applied=True)
@@ -80,7 +80,7 @@ def test_a_second_commit_is_refused() -> None:
 
 def test_a_loop_that_never_commits_is_told_so() -> None:
     """After 64 updates without a commit the next one is refused, with what a checkpoint would do."""
-    progress = Progress(start(), is_alone=True)
+    progress = Progress(start(), schedule=start().schedule(), is_alone=True)
     stream = rows()
     for microbatch in islice(stream, 2 * MAX_UNCOMMITTED):
         progress.deliver(microbatch)
@@ -91,7 +91,7 @@ def test_a_loop_that_never_commits_is_told_so() -> None:
 
 def test_a_rewind_forgets_what_was_not_committed() -> None:
     """After a rewind the digest holds what was delivered the second time, once."""
-    progress = Progress(start(), is_alone=True)
+    progress = Progress(start(), schedule=start().schedule(), is_alone=True)
     for microbatch in islice(rows(), 3):
         progress.deliver(microbatch)
     progress.rewind()
@@ -104,7 +104,7 @@ def test_a_rewind_forgets_what_was_not_committed() -> None:
 
 def test_one_rank_of_several_knows_its_own_part_only() -> None:
     """The digest enters the cursor when all ranks' parts are known, and what comes after starts a new part."""
-    progress = Progress(start(), is_alone=False)
+    progress = Progress(start(), schedule=start().schedule(), is_alone=False)
     stream = rows(rank=1, num_replicas=2)
     for microbatch in islice(stream, 2):
         progress.deliver(microbatch)

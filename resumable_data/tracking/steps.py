@@ -1,0 +1,56 @@
+"""Seeing the optimizer's steps, and those that a loss scaler skipped, in a loop that nobody rewrites."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.optim import Optimizer
+
+
+class StepWatch:
+    """Calls `on_step(applied)` once for each real or skipped step of an optimizer.
+
+    Args:
+        optimizer: Its steps are seen through torch's post-step hook. A fused optimizer's hook fires for a step that its
+            loss scaler skipped too; ``found_inf``, which the scaler leaves on the optimizer meanwhile, tells (reading
+            it
+            waits for the device).
+        scaler: A ``torch.amp.GradScaler``. Without fused kernels it skips a step by not calling the optimizer, which no
+            hook sees: the scaler's own ``step`` is watched.
+        on_step: Called after the step, with whether it was applied.
+    """
+
+    def __init__(self, optimizer: Optimizer, scaler: Any, on_step: Callable[[bool], None]) -> None:
+        self._on_step = on_step
+        self._num_seen = 0
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+        self._scaler = scaler
+        if scaler is not None:
+            self._watch(scaler, optimizer)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._hook.remove()
+        if self._scaler is not None:
+            del self._scaler.step
+            self._scaler = None
+
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        self._num_seen += 1
+        found_inf = getattr(optimizer, "found_inf", None)
+        self._on_step(found_inf is None or not bool(found_inf.item()))
+
+    def _watch(self, scaler: Any, watched: Optimizer) -> None:
+        scale_and_step = scaler.step
+
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = self._num_seen
+            result = scale_and_step(optimizer, *args, **kwargs)
+            if optimizer is watched and self._num_seen == before:
+                self._on_step(False)
+            return result
+
+        scaler.step = step
