@@ -166,7 +166,13 @@ def test_cursor_gives_the_run_and_the_place(
     path = tmp_path / "cursor"
     path.write_bytes(cursor.to_json() if form == "json" else encode_cursor(cursor))
     report = plan_json(capsys, cursor=path, samples=1000, microbatch=1, num_replicas=4, to=3, epochs=2)
-    assert report["request"]["schedule"] == {"length": 1000, "global_batch": 10, "tail": "short", "epochs": 2}
+    assert report["request"]["schedule"] == {
+        "length": 1000,
+        "global_batch": 10,
+        "tail": "short",
+        "epochs": 2,
+        "num_replicas": 1,
+    }
     assert (report["request"]["update"], report["position"]) == (122, 1220)
     assert report["updates_left"] == report["updates_left_in_epoch"] == 78
 

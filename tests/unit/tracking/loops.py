@@ -62,7 +62,7 @@ class Setup:
         """Batches of all ranks to the end of an epoch, as torch deals them: (sample, whether it is a repeat)."""
         order = list(DistributedSampler(range(self.length), 1, 0, seed=SEED)) if epoch == 0 else None
         if order is None:
-            sampler = torch.utils.data.DistributedSampler(range(self.length), 1, 0, seed=SEED)
+            sampler: Any = torch.utils.data.DistributedSampler(Numbers(self.length), 1, 0, seed=SEED)
             sampler.set_epoch(epoch)
             order = list(sampler)
         rows = [(sample, False) for sample in order[offset:]]
