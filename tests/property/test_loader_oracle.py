@@ -282,8 +282,9 @@ class JobMachine(RuleBasedStateMachine):
         if self.recipe["epochs"] is not None:
             return False
         update = self.update_ahead()
-        end = NUM_LISTS * self.task.length - self.recipe["global_batch"]
-        return update is None or max(row.position for row in update.rows) >= end
+        if update is None:
+            return True
+        return max(row.position for row in update.rows) >= NUM_LISTS * self.task.length - 2 * len(update.rows)
 
     def update_ahead(self) -> OracleUpdate | None:
         for number, update in enumerate(self.oracle.upcoming()):
