@@ -63,13 +63,13 @@ def torch_batches(num_epochs: int, *, persistent: bool) -> Iterator[Any]:
 def waits(batches: Iterator[Any]) -> dict[str, float]:
     """Milliseconds of waiting for batches, those that begin an epoch apart; the first half epoch is left out."""
     per_epoch = NUM_SAMPLES // BATCH_SIZE
-    at_border, elsewhere, number = [], [], 0
+    at_border: list[float] = []
+    elsewhere: list[float] = []
     asked = time.perf_counter()
-    for _ in batches:
+    for number, _ in enumerate(batches):
         waited_ms = 1e3 * (time.perf_counter() - asked)
         if number > per_epoch // 2:
             (elsewhere if number % per_epoch else at_border).append(waited_ms)
-        number += 1
         asked = time.perf_counter()
     return {
         "border_median_ms": statistics.median(at_border),
