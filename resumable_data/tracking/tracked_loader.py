@@ -244,8 +244,7 @@ class TrackedLoader:
             if epoch != at_hand + 1 and self.cursor.updates:
                 raise UsageError(
                     f"set_epoch({epoch}) does not fit the cursor, which is in epoch {at_hand}: expected {at_hand}, to "
-                    f"go "
-                    f"on, or {at_hand + 1}, to drop its rest. Samples would be repeated or left out unseen. After a "
+                    f"go on, or {at_hand + 1}, to drop its rest. Samples would be repeated or left out unseen. After a "
                     "resume begin the loop at loader.cursor.epoch."
                 )
             self._place = Place(epoch, 0)
@@ -263,8 +262,7 @@ class TrackedLoader:
             f"{f' and {self._num_carried} were left over from the last epoch' if self._num_carried else ''}. Which of "
             "them were trained on is unknown, so nothing was committed. If a GradScaler skipped a step, give it to "
             "track(scaler=); if the loop fetches a batch ahead, call loader.commit() yourself and give no optimizer; "
-            "else "
-            "declare the accumulation_steps that the loop has."
+            "else declare the accumulation_steps that the loop has."
         )
 
     def _ends_epoch(self, rows: MicrobatchRows) -> bool:
