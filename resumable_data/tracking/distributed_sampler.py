@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,6 +15,8 @@ from resumable_data.sampler.padding import row_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from resumable_data.order import Order
 
@@ -58,14 +61,21 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
         self.order: Order = TorchShuffle(length, seed=seed) if shuffle else Sequential(length)
         self._offset = 0
         self._asked_for_epoch: Callable[[int], None] | None = None
+        self.given_out: deque[NDArray[np.int64]] = deque()
+        """What the newest iteration gave out, chunk by chunk, where `resumable_data.track` takes it from here."""
 
     def __iter__(self) -> Iterator[int]:
         num_rows, rest = self._num_rows(), len(self.order) - self._offset
         start = self.epoch * len(self.order) + self._offset
         span = UpdateSpan(start, min(rest, num_rows), max(0, num_rows - rest))
         own = np.arange(self.rank, num_rows, self.num_replicas, dtype=np.int64)
+        given_out: deque[NDArray[np.int64]] = deque()
+        self.given_out = given_out
         for first in range(0, own.size, _CHUNK):
-            yield from row_ids(self.order, start + own[first : first + _CHUNK], span).tolist()
+            ids = row_ids(self.order, start + own[first : first + _CHUNK], span)
+            if self._asked_for_epoch is not None:
+                given_out.append(ids)
+            yield from ids.tolist()
 
     def __len__(self) -> int:
         """Indices of this rank that are left in the epoch, from where the next iteration starts."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,26 +12,26 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resumable_data.audit import audit_cursor
+from resumable_data.audit import audit_cursor, audit_ledger
 from resumable_data.errors import CommitError, RecipeMismatchError, StaleIteratorError, UsageError
 from resumable_data.tracking import DistributedSampler, track
 from tests.unit.tracking.loops import Numbers, Setup, Trained, next_of_all
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from resumable_data.audit import AuditReport
+    from resumable_data.cursor import Cursor
 
 Batch = list[tuple[int, bool]]
 
 
 @st.composite
 def setups(draw: st.DrawFn) -> list[Setup]:
-    """A chain of launches over one dataset, all with the same samples per step."""
+    """A chain of launches over one dataset, most with the same samples per step."""
     length = draw(st.integers(4, 40))
     drops = {"sampler_drops": draw(st.booleans()), "loader_drops": draw(st.booleans())}
-    layouts = [(1, 4, 1), (2, 2, 1), (4, 1, 1), (1, 2, 2), (2, 1, 2), (1, 1, 4)]
+    layouts = [(1, 4, 1), (2, 2, 1), (4, 1, 1), (1, 2, 2), (2, 1, 2), (1, 1, 4), (3, 2, 1), (3, 1, 2)]
     chain = draw(st.lists(st.sampled_from(layouts), min_size=1, max_size=4))
     return [Setup(length, *layout, **drops) for layout in chain]
 
@@ -37,12 +39,26 @@ def setups(draw: st.DrawFn) -> list[Setup]:
 @settings(max_examples=100)
 @given(chain=setups(), data=st.data())
 def test_any_chain_of_launches_counts_what_was_trained_on(chain: list[Setup], data: st.DataObject) -> None:
-    """Over any ranks, steps skipped or not, and loops broken off at any batch, the cursor is what plain lists say."""
+    """Over any ranks, steps skipped or not, and loops broken off at any batch, the cursor is what plain lists say.
+
+    The ledger proves it, epochs that were left early included.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        _check_chain(chain, data, Path(directory))
+
+
+def _check_chain(chain: list[Setup], data: st.DataObject, ledger: Path) -> None:
     trained, state, committed = Trained(), None, (0, 0)
     for setup in chain:
-        loaders = setup.loaders(state)
+        loaders = setup.loaders(state, ledger)
+        if loaders[0].cursor.migrations and not list(setup.batches(*committed)):
+            committed = (committed[0] + 1, 0)  # where another batch size is declared, the place is settled for it
         place = committed
         for _ in range(data.draw(st.integers(1, 3), label="loops")):
+            if data.draw(st.booleans(), label="leaves the epoch"):
+                place = (place[0] + 1, 0)
+                for loader in loaders:
+                    loader.sampler.set_epoch(place[0])
             place, committed = _train(setup, loaders, trained, place, committed, data)
         if setup.num_replicas > 1:
             loaders[0].check_agreement(peers=loaders)
@@ -52,7 +68,17 @@ def test_any_chain_of_launches_counts_what_was_trained_on(chain: list[Setup], da
         assert (cursor.applied, cursor.skipped) == (trained.applied, trained.skipped)
         assert all(loader.cursor == cursor for loader in loaders)
         state = loaders[-1].state_dict()
+        if trained.delivered:
+            _check_report(audit_ledger(ledger), cursor, trained)
     assert set(trained.samples.values()) <= {1}
+
+
+def _check_report(report: AuditReport, cursor: Cursor, trained: Trained) -> None:
+    assert report.verdict == "proven", report.to_text()
+    assert (report.updates, report.skipped) == (cursor.updates, cursor.skipped)
+    counts = (report.position, report.samples, report.padding, report.dropped)
+    assert counts == (cursor.position, cursor.samples, cursor.padding, cursor.dropped)
+    assert report.discarded.low == trained.delivered - cursor.samples - report.in_flight
 
 
 Place = tuple[int, int]
@@ -69,6 +95,7 @@ def _train(
     window: list[Batch] = []
     for number, batch in enumerate(batches[:stop], 1):
         assert next_of_all(iterators) == [sample for sample, _ in batch]
+        trained.delivered += sum(not is_repeat for _, is_repeat in batch)
         window.append(batch)
         if len(window) == setup.accumulation_steps or number == len(batches):
             applied = data.draw(st.booleans(), label="applied")
