@@ -60,6 +60,7 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
         samples=cursor.samples,
         padding=cursor.padding,
         dropped=cursor.dropped,
+        is_tracked=cursor.has_counted_batches,
         replayed=count,
         omitted=count,
         findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),

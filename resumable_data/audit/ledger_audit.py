@@ -198,6 +198,7 @@ def _conclude(
         samples=samples,
         padding=root.padding + sum(int(branch.spans.padding.sum()) for branch in branches),
         dropped=max(last.stop_position - samples, 0),
+        is_tracked=any(branch.counts_batches for branch in branches),
         replayed=Bounds(replayed, replayed + unknown if is_complete else None),
         omitted=Bounds(omitted, omitted + unknown if is_complete else None),
         unreadable=num_unreadable,

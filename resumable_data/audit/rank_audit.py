@@ -152,13 +152,14 @@ class RankResult(msgspec.Struct):
 def step_stops(log: RankLog | None, claim: Claim) -> Vector:
     """The update after each of a file's steps, for its commits in sequence: (n,) int64, none for a missing file.
 
-    A step commits one update; or, where the run is counted by batches, at least one, and none that was not delivered.
+    A step commits one update; or, where the run is counted by batches, at least one. A file in which most of their
+    deliveries are missing is not believed: numbers alone must not decide how much is counted.
     """
     if log is None:
         return np.empty(0, np.int64)
     first, stops = claim.start.next_index, log.commits.update + 1
     if claim.start.recipe.counts_batches:
-        in_sequence = (np.diff(stops, prepend=first) > 0) & (stops - first <= log.commits.after)
+        in_sequence = (np.diff(stops, prepend=first) > 0) & (stops - first <= 2 * log.commits.after)
     else:
         in_sequence = stops == first + 1 + np.arange(stops.size)
     return stops[: _leading(in_sequence)]
@@ -227,7 +228,7 @@ class _RankAudit:
             update = int(commits.update[stops.size])
             expected = f"a commit of {word} {next_one}"
             if self._branch.counts_batches:
-                expected += " or of a later one that was delivered"
+                expected += " or of a later one, with its deliveries"
             self._issue("RD301", expected, f"one of {word} {update}", [update])
 
     def _check_jumps(self, log: RankLog) -> None:
