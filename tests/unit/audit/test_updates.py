@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from resumable_data.audit.updates import Course, Stretch, num_microbatches, shares
 from resumable_data.cursor import Recipe
-from resumable_data.order import Sequential
 from resumable_data.ledger.records import Jump
+from resumable_data.order import Sequential
 from resumable_data.plan import TAILS, BatchPlan, Schedule
 from resumable_data.plan.schedule import RANK_TAILS
 
