@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 LENGTH, BATCH_SIZE, EPOCHS = 23, 3, 2
 
 MATRIX = [
-    pytest.param(
-        *values, id="-".join(map(str, values)), marks=[pytest.mark.slow] if values[0] == 4 or values[1] else []
-    )
+    pytest.param(*values, marks=[pytest.mark.slow] if values[0] == 4 or values[1] else [])
     for values in itertools.product((0, 2, 4), (None, 4), (False, True), (1, 2), ("end", "break", "exception"))
     if values[0] or values[1] is None  # prefetch_factor needs workers
 ]
@@ -39,7 +37,9 @@ class Broken(Exception):
 class Job:
     """A script's objects, made anew at each launch."""
 
-    def __init__(self, ledger: Path, state: Any, num_workers: int, prefetch: int | None, drop_last: bool, steps: int):
+    def __init__(
+        self, ledger: Path, state: Any, num_workers: int, prefetch: int | None, drop_last: bool, steps: int
+    ) -> None:
         self.weight = torch.nn.Parameter(torch.ones(1))
         self.optimizer = torch.optim.SGD([self.weight], lr=1e-3)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -87,10 +87,10 @@ class Job:
 def test_the_cursor_is_what_was_trained(
     tmp_path: Path, num_workers: int, prefetch: int | None, drop_last: bool, steps: int, end: str
 ) -> None:
-    """Workers, prefetch, drop_last, accumulation, skipped steps, break, exceptions and a restart: as plain lists say."""
+    """Workers, prefetch, drop_last, accumulation, skips, break, exceptions, a restart: all is as plain lists say."""
     setup = Setup(LENGTH, 1, BATCH_SIZE, steps, loader_drops=drop_last)
     options = (num_workers, prefetch, drop_last, steps)
-    ledger, trained, applied, skipped = tmp_path / "ledger", [], 0, 0
+    ledger = tmp_path / "ledger"
     job = Job(ledger, None, *options)
     expected = [sample for batch in setup.batches(0, 0) for sample, _ in batch]
     stop = None if end == "end" else 5

@@ -114,7 +114,7 @@ def test_its_state_is_a_resumable_loaders(tmp_path: Path) -> None:
 
 
 def test_the_optimizers_steps_commit_updates() -> None:
-    """Each step after the update's last batch commits it, and the sampler's scale is that of the update at the cursor."""
+    """Each step after the update's last batch commits it; the sampler's scale is that of the update at the cursor."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     (loader,) = make(optimizer=optimizer, tail="carry")
