@@ -1,6 +1,6 @@
 """Committed progress, the recipe it was counted under, and the digest of what was delivered."""
 
-from resumable_data.cursor.codec import STATE_KEY, STATE_NUM_BYTES, decode_cursor, encode_cursor
+from resumable_data.cursor.codec import STATE_KEY, STATE_NUM_BYTES, decode_cursor, encode_cursor, require_room
 from resumable_data.cursor.coverage import (
     NO_ROWS,
     CoverageSpan,
@@ -32,6 +32,7 @@ __all__ = [
     "decode_cursor",
     "describe_changes",
     "encode_cursor",
+    "require_room",
     "resume_cursor",
     "row_hashes",
     "sum_lanes",

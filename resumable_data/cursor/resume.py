@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from resumable_data.cursor.codec import require_room
 from resumable_data.cursor.cursor import Cursor, Migration
 from resumable_data.cursor.recipe import ALLOWED_CHANGES, Recipe, check_allowed, compare_recipes, describe_changes
 from resumable_data.errors import RecipeMismatchError
@@ -30,6 +31,7 @@ def resume_cursor(
     Raises:
         RecipeMismatchError: A field differs that is not allowed to.
         UsageError: `allow` names something that cannot be allowed.
+        StateError: With one more migration a later state of the run would not fit its tensor.
     """
     allowed = check_allowed(allow)
     changes = compare_recipes(saved.recipe, recipe)
@@ -45,6 +47,7 @@ def resume_cursor(
         )
     migration = Migration(saved.updates, saved.position, changes)
     migrated = msgspec.structs.replace(saved, recipe=recipe, migrations=(*saved.migrations, migration))
+    require_room(migrated)
     place = (schedule or migrated.schedule()).settle(saved.epoch, saved.offset)
     return msgspec.structs.replace(
         migrated, epoch=place.epoch, offset=place.offset, dropped=saved.dropped + place.dropped

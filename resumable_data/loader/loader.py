@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 import torch.utils.data
 
-from resumable_data.cursor import Cursor, Recipe, encode_cursor
+from resumable_data.cursor import Cursor, Recipe, require_room
 from resumable_data.errors import CommitError, StaleIteratorError, UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.dataloader import WorkerSeeds, fetch_all, make_dataloader
@@ -158,7 +158,7 @@ class ResumableLoader:
             fingerprint=fingerprint,
         )
         start = Cursor(recipe=self._recipe)
-        encode_cursor(start)  # what a checkpoint cannot hold is better found now than at the first save
+        require_room(start)  # what a checkpoint cannot hold is better found now than at the first save
         self._schedule = start.schedule(epochs)
         self._settings = JobSettings(
             topology=topology,
@@ -339,6 +339,7 @@ class ResumableLoader:
             CorruptStateError: The cursor is damaged.
             OtherRunError: It belongs to another run than this loader or its ledger.
             RecipeMismatchError: It was counted under another recipe.
+            StateError: A later state of the run would not fit its tensor, say for one migration too many.
         """
         start = start_cursor(state, self._recipe, allow=allow)
         self._session.check_run(start)
