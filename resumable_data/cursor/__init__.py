@@ -11,7 +11,7 @@ from resumable_data.cursor.coverage import (
 )
 from resumable_data.cursor.cursor import Committed, Cursor, Migration
 from resumable_data.cursor.recipe import Recipe, RecipeChange, check_allowed, compare_recipes, describe_changes
-from resumable_data.cursor.resume import resume_cursor
+from resumable_data.cursor.resume import new_cursor, resume_cursor
 from resumable_data.cursor.takeover import TakeOver
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "decode_cursor",
     "describe_changes",
     "encode_cursor",
+    "new_cursor",
     "require_room",
     "resume_cursor",
     "row_hashes",

@@ -1,4 +1,4 @@
-"""From a saved cursor to the one a job starts at: refuse what would change the data, record what was allowed."""
+"""The cursor a job starts at: refuse what would change the data of a saved one, record what was allowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,23 @@ from resumable_data.errors import RecipeMismatchError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from resumable_data.order import Order
     from resumable_data.plan import Schedule
+
+
+def new_cursor(order: Order, *, global_batch: int, tail: str, normalize: str, fingerprint: str | None) -> Cursor:
+    """The cursor of a run that begins; for the arguments see `Recipe`.
+
+    Raises:
+        UsageError: An argument is outside its range.
+        StateError: The recipe is too long for a checkpoint: better found now than at some save.
+    """
+    recipe = Recipe(
+        order=order.describe(), global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
+    )
+    cursor = Cursor(recipe=recipe)
+    require_room(cursor)
+    return cursor
 
 
 def resume_cursor(
