@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch.utils.data import Sampler
 
-from resumable_data.cursor import Committed, Cursor, Recipe, encode_cursor
+from resumable_data.cursor import Committed, Cursor, new_cursor
 from resumable_data.errors import CommitError, StaleIteratorError, UsageError
 from resumable_data.order import check_order
-from resumable_data.plan import BatchPlan, loss_factor, require_count
+from resumable_data.plan import BatchPlan, loss_factor
 from resumable_data.sampler.rank_rows import RankLayout, RankRows
 from resumable_data.sampler.state import make_state, start_cursor
 from resumable_data.sampler.targets import LossWeight
@@ -75,6 +75,7 @@ class ResumableSampler(Sampler[list[int]]):
     Raises:
         UsageError: An argument is outside what is accepted, or a rank's share of a microbatch would be empty.
         TopologyError: Rank and size are not known.
+        StateError: The order's name or the fingerprint is too long for a checkpoint.
 
     >>> from resumable_data.order import Sequential
     >>> sampler = ResumableSampler(Sequential(10), global_batch=4, microbatch=2, epochs=1, rank=1, num_replicas=2)
@@ -110,14 +111,9 @@ class ResumableSampler(Sampler[list[int]]):
         rank, num_replicas = self.topology.rank, self.topology.num_replicas
         self.layout = RankLayout(rank=rank, num_replicas=num_replicas, microbatch=microbatch)
         self.loss_factor = loss_factor(gradient_reduction, num_replicas if reduction_size is None else reduction_size)
-        recipe = Recipe(
-            order=order.describe(),
-            global_batch=require_count("global_batch", global_batch),
-            tail=tail,
-            fingerprint=fingerprint,
+        self._cursor = new_cursor(
+            order, global_batch=global_batch, tail=tail, normalize="samples", fingerprint=fingerprint
         )
-        self._cursor = Cursor(recipe=recipe)
-        encode_cursor(self._cursor)  # what a checkpoint cannot hold is better found now than at the first save
         self.schedule = self._cursor.schedule(epochs)
         self._rows = RankRows(
             order,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from resumable_data.cursor import Cursor, Recipe
+from resumable_data.cursor import new_cursor
 from resumable_data.errors import CommitError, SampleReadError, UsageError
 from resumable_data.loader.session import JobSettings
 from resumable_data.plan import Place
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.optim import Optimizer
 
+    from resumable_data.cursor import Cursor
     from resumable_data.ledger import Ledger
     from resumable_data.sampler import MicrobatchRows
     from resumable_data.tracking.distributed_sampler import DistributedSampler
@@ -58,13 +59,12 @@ class TrackedEpochs(TrackedLoader):
         schedule = self._schedule(epochs=None)
         super().__init__(
             dataloader,
-            start=Cursor(
-                recipe=Recipe(
-                    order=sampler.order.describe(),
-                    global_batch=schedule.global_batch * accumulation_steps,
-                    tail=schedule.tail,
-                    fingerprint=fingerprint,
-                )
+            start=new_cursor(
+                sampler.order,
+                global_batch=schedule.global_batch * accumulation_steps,
+                tail=schedule.tail,
+                normalize="samples",
+                fingerprint=fingerprint,
             ),
             settings=JobSettings(
                 topology=resolve_topology(rank=sampler.rank, num_replicas=sampler.num_replicas),

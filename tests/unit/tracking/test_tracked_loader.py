@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.cursor import Cursor
 from resumable_data.errors import CommitError, RecipeMismatchError, StaleIteratorError, UsageError
+from resumable_data.loader import ResumableLoader
 from resumable_data.tracking import DistributedSampler, track
-from tests.unit.tracking.loops import Numbers, Setup, Trained, next_of_all
+from tests.unit.tracking.loops import SEED, Numbers, Setup, Trained, next_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from resumable_data.audit import AuditReport
-    from resumable_data.cursor import Cursor
 
 Batch = list[tuple[int, bool]]
 
@@ -325,3 +326,53 @@ def test_the_cursor_proves_what_was_delivered(drops: bool, verdict: str, codes: 
         state = loaders[0].state_dict()
     report = audit_cursor(loaders[0].cursor)
     assert (report.verdict, [one.code for one in report.findings]) == (verdict, codes)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_run_taken_over_from_torchs_sampler_goes_on_under_track(tmp_path: Path, num_replicas: int) -> None:
+    """10 batches of 4 on 8 ranks of epoch 2 were read by torch's sampler; the rest of it comes next, and is proven."""
+    start = Cursor.from_distributed_sampler(
+        length=1003,
+        seed=SEED,
+        epoch=2,
+        batches_per_rank=10,
+        batch_size=4,
+        num_replicas=8,
+        global_batch=12 * num_replicas,
+        tail="pad_ranks",
+    )
+    setup = Setup(1003, num_replicas, 12)
+    loaders = setup.loaders(start, tmp_path / "ledger")
+    seen = []
+    for batches in zip(*(_stepped(loader) for loader in loaders), strict=True):
+        seen += [sample for row in zip(*(batch.tolist() for batch in batches), strict=True) for sample in row]
+    assert seen == [sample for batch in setup.batches(2, 320) for sample, _ in batch]
+    for loader in loaders:
+        loader.close()
+    assert (loaders[0].cursor.epoch, loaders[0].cursor.samples) == (3, 3009)
+    report = audit_ledger(tmp_path / "ledger", since_take_over=True)
+    assert (report.verdict, report.samples) == ("proven", 3009), report.to_text()
+    assert audit_ledger(tmp_path / "ledger").verdict == "unproven"
+
+
+def test_a_run_that_moves_to_a_resumable_loader_is_one_history(tmp_path: Path) -> None:
+    """Batches of a tracked loop, then updates of a ResumableLoader from its cursor: one ledger proves both."""
+    setup = Setup(22, 2, 3, loader_drops=True)
+    loaders = setup.loaders(None, tmp_path / "ledger")
+    for loader in loaders:
+        loader.sampler.set_epoch(1)
+    for _ in zip(range(2), *(_stepped(loader) for loader in loaders), strict=False):
+        pass
+    loaders[0].check_agreement(peers=loaders)
+    order = loaders[0].sampler.order
+    other = ResumableLoader(
+        Numbers(22), order=order, global_batch=6, microbatch=4, epochs=3, ledger=tmp_path / "ledger"
+    )
+    other.load_state_dict(loaders[0].state_dict(), allow={"tail"})
+    for microbatch in other:
+        if microbatch.is_last:
+            other.commit()
+    other.close()
+    report = audit_ledger(tmp_path / "ledger")
+    assert report.verdict == "proven", report.to_text()
+    assert (report.samples, report.dropped, report.updates) == (44, 22, other.cursor.updates)
