@@ -44,69 +44,77 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Example:
-    """A script, killed after `steps_before_kill` optimizer steps and resumed.
+class Run:
+    """A script that is killed and resumed on other ranks, and what its ledger then says.
 
     Attributes:
-        samples: That the whole run trains on.
-        padding: Rows that repeat a sample.
+        steps: After so many steps of the optimizer, skipped ones left out, the first launch is killed.
+        resumed_at: The update at which the second launch goes on.
+        samples: Committed by both.
+        padding: Rows that repeat a sample, where the ranks do not divide what an epoch has left.
         dropped: Samples left out at the ends of epochs.
-        skipped: Steps that the loss scaler skipped.
-        resumed_at: Samples of the run before the place where it is resumed.
+        skips: Whether a loss scaler skipped steps.
     """
 
     killed: Launch
+    steps: int
     resumed: Launch
-    steps_before_kill: int
+    resumed_at: int
     samples: int
     padding: int = 0
     dropped: int = 0
-    skipped: int = 0
-    resumed_at: int
+    skips: bool = False
 
 
 RUNS = {
-    # 2 epochs of 605. 606 rows on 3 ranks; of the second epoch the 240 samples of 10 steps, then 365 on 2 ranks
-    "image_classifier": Example(
+    # 2 epochs: 605 samples on 3 ranks; then 240 on 3 ranks, and the other 365 on 2
+    "image_classifier": Run(
         killed=Launch(ranks=3, options="--samples 605"),
+        steps=26 + 15,
         resumed=Launch(ranks=2, options="--samples 605 --batch-size 12"),
-        steps_before_kill=26 + 15,
+        resumed_at=26 + 10,
         samples=2 * 605,
         padding=1 + 1,
-        resumed_at=605 + 10 * 24,
     ),
-    # 60 steps of 32 samples, nearly 5 epochs of 403
-    "diffusion": Example(
+    # 60 updates of 32 samples are nearly 5 epochs
+    "diffusion": Run(
         killed=Launch(ranks=4, options="--samples 403"),
+        steps=25,
         resumed=Launch(ranks=3, options="--samples 403"),
-        steps_before_kill=25,
+        resumed_at=20,
         samples=60 * 32,
-        resumed_at=20 * 32,
     ),
-    "gpt": Example(
-        killed=Launch(ranks=3, options="--init-scale 1e38"),
-        resumed=Launch(ranks=2, options="--init-scale 1e38"),
-        steps_before_kill=20,
-        samples=0,
-        resumed_at=0,
+    # 2 epochs of 403 samples: 3 ranks fill 33 batches of 12 in the first; in the second, after 8 updates of 24 samples,
+    # 2 ranks fill 26 batches of 8
+    "gpt": Run(
+        killed=Launch(ranks=3, options="--init-scale 1e8"),
+        steps=17,
+        resumed=Launch(ranks=2, options="--init-scale 1e8"),
+        resumed_at=17 + 8,
+        samples=33 * 12 + 8 * 24 + 26 * 8,
+        dropped=7 + 3,
+        skips=True,
     ),
-    "fine_tuning": Example(
-        killed=Launch(ranks=3, options=""),
+    # 2 epochs: 403 samples on 3 ranks; then 3 updates of 24 samples on 3 ranks, and the other 331 samples on 2
+    "fine_tuning": Run(
+        killed=Launch(ranks=3),
+        steps=24,
         resumed=Launch(ranks=2, options="--batch-size 6"),
-        steps_before_kill=24,
+        resumed_at=17 + 3,
         samples=2 * 403,
-        padding=0,
-        resumed_at=0,
+        padding=2 + 1,
     ),
-    "click_model": Example(
+    # 2 epochs: 1603 samples on 2 ranks; then 14 updates of 48 samples on 2 ranks, and the other 931 samples on 3
+    "click_model": Run(
         killed=Launch(ranks=2, options="--batch-size 24"),
-        resumed=Launch(ranks=3, options="--batch-size 16"),
-        steps_before_kill=52,
+        steps=52,
+        resumed=Launch(ranks=3),
+        resumed_at=34 + 14,
         samples=2 * 1603,
-        padding=0,
-        resumed_at=0,
+        padding=1 + 2,
     ),
 }
+"""Every folder of docs/examples that has a script before and after."""
 
 
 def test_every_example_is_run() -> None:
@@ -125,10 +133,9 @@ def test_page_shows_the_diffs() -> None:
 
 
 def show_diff(name: str) -> str:
-    before, after = (EXAMPLES / name / f"{version}.py" for version in ("before", "after"))
-    texts = [path.read_text("utf-8").splitlines() for path in (before, after)]
-    titles = [path.relative_to(EXAMPLES).as_posix() for path in (before, after)]
-    return "\n".join(difflib.unified_diff(*texts, *titles, n=1, lineterm=""))
+    before, after = ((EXAMPLES / name / f"{version}.py").read_text("utf-8") for version in ("before", "after"))
+    files = (f"{name}/before.py", f"{name}/after.py")
+    return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), *files, n=1, lineterm=""))
 
 
 @pytest.mark.slow
@@ -136,18 +143,19 @@ def show_diff(name: str) -> str:
 def test_killed_and_resumed_on_other_ranks(name: str, tmp_path: Path) -> None:
     """A rank is killed in mid-epoch, other ranks go on from the last checkpoint, and the ledger proves the run."""
     run, script = RUNS[name], (EXAMPLES / name / "after.py").read_text("utf-8")
-    killed = torchrun(tmp_path, KILL.format(steps=run.steps_before_kill) + script, run.killed)
+    killed = torchrun(tmp_path, KILL.format(steps=run.steps) + script, run.killed)
     assert killed.returncode != 0
     assert "SIGKILL" in killed.stderr, killed.stderr
     resumed = torchrun(tmp_path, script, run.resumed)
     assert resumed.returncode == 0, resumed.stderr
     report = audit_ledger(tmp_path / "out/ledger")
     assert report.verdict == "proven", report.to_text()
-    assert (report.replayed.high, report.omitted.high) == (0, 0)
+    assert (report.replayed.high, report.omitted.high, report.in_flight) == (0, 0, 0)
     assert (report.samples, report.padding, report.dropped) == (run.samples, run.padding, run.dropped)
-    assert report.skipped == run.skipped
+    assert (report.skipped > 0) == run.skips
     first, second = report.attempts
     assert (first.num_replicas, second.num_replicas) == (run.killed.ranks, run.resumed.ranks)
+    assert (first.stop_update, second.first_update) == (run.resumed_at, run.resumed_at)
     assert first.discarded.low > 0
 
 
@@ -155,9 +163,12 @@ def test_killed_and_resumed_on_other_ranks(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_script_before_the_change_runs(name: str, tmp_path: Path) -> None:
     """What the difference is taken from is a script that works, and finds its checkpoint when it is started again."""
+    script, launch = (EXAMPLES / name / "before.py").read_text("utf-8"), Launch(ranks=2, options="--samples 203")
+    assert not list(tmp_path.glob("out/*"))
     for _ in range(2):
-        done = torchrun(tmp_path, (EXAMPLES / name / "before.py").read_text("utf-8"), Launch(ranks=2))
+        done = torchrun(tmp_path, script, launch)
         assert done.returncode == 0, done.stderr
+        assert list(tmp_path.glob("out/*"))
 
 
 def torchrun(folder: Path, script: str, launch: Launch) -> subprocess.CompletedProcess[str]:

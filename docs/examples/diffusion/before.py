@@ -89,11 +89,11 @@ def main(out: Path, global_batch: int, max_steps: int, samples: int, save_every:
             state["step"] = step = step + 1
             if step % save_every == 0:
                 dcp.save(state, checkpoint_id=out / f"{step:08d}")
+                if rank == 0:
+                    print(f"step {step}: loss {loss.item():.4f}", flush=True)
             if step == max_steps:
                 break
         epoch += 1
-    if rank == 0:
-        print(f"step {step}: rank 0 has a loss of {loss.item():.4f}", flush=True)
     dist.destroy_process_group()
 
 
