@@ -11,6 +11,7 @@
     │   ├── OtherRunError         1  the cursor belongs to another run
     │   └── RecipeMismatchError   1  the cursor was counted under another recipe
     ├── DisagreementError         1  ranks of one job hold different cursors
+    ├── FencedError               1  another launch goes on with this job's run
     ├── CommitError               4  commit() without a delivered update, or never called
     ├── StaleIteratorError        4  an iterator from before a load, a remap or a newer iter()
     ├── SampleReadError           3  the dataset could not give a sample
@@ -70,6 +71,12 @@ class RecipeMismatchError(StateError):
 
 class DisagreementError(ResumableDataError):
     """Ranks of one job hold different cursors."""
+
+    exit_code = 1
+
+
+class FencedError(ResumableDataError):
+    """Another launch goes on with this job's run."""
 
     exit_code = 1
 

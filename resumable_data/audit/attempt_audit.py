@@ -178,7 +178,7 @@ def audit_dead(attempt: Attempt, files: RankFiles, *, is_surely_dead: bool) -> A
     for rank in range(attempt.claim.num_replicas):
         log = files.read(rank)
         if log is not None:
-            delivered += int((log.deliveries.count - log.deliveries.padding).sum())
+            delivered += sum(int((block.count - block.padding).sum()) for block in log.deliveries())
     discarded = files.count(delivered)
     report = report_attempt(
         attempt.claim,

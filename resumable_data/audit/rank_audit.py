@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from resumable_data.audit.findings import Issue
-from resumable_data.audit.rows import digests, is_possible
+from resumable_data.audit.rows import digests, expand, is_possible
 from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
 from resumable_data.audit.updates import Course, Shares, Spans, num_microbatches, shares
 from resumable_data.ledger.records import Jump
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from resumable_data.ledger import Claim
-    from resumable_data.ledger.reader import Commits, Deliveries, RankLog
+    from resumable_data.ledger.columns import Commits, Deliveries
+    from resumable_data.ledger.reader import RankLog
     from resumable_data.order import Order
     from resumable_data.plan import Place
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 4
+_PARTS_MAX = 1 << 20
 
 
 class Branch(msgspec.Struct, frozen=True, dict=True):
@@ -39,12 +43,14 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
         course: Its updates, from the cursor it starts at.
         stop_update: Its updates before this one survived.
         order: The order of the run; None where it cannot be rebuilt.
+        key: What keyed digests are keyed with, 0 where that is not known.
     """
 
     claim: Claim
     course: Course
     stop_update: int
     order: Order | None
+    key: int = 0
 
     @property
     def counts_batches(self) -> bool:
@@ -92,14 +98,15 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
         """`stop_place` as a position."""
         return self.stop_place.epoch * self.course.recipe.length + self.stop_place.offset
 
-    def shares(self, rank: int, update: Vector, index: Vector) -> Shares:
-        """What microbatches of one rank hold: update, index (k,) int64, updates from `first_update` on."""
+    def shares(self, rank: int, update: Vector, index: Vector, parts: Vector | int = 1) -> Shares:
+        """What microbatches [index, index + parts) of one rank hold: update, index (k,) int64."""
         return shares(
             self.course.spans(update),
             rank,
             index,
             num_replicas=self.claim.num_replicas,
             microbatch=self.claim.microbatch,
+            parts=parts,
         )
 
 
@@ -209,14 +216,15 @@ class _RankAudit:
         sizes = branch.num_microbatches
         self._num_microbatches = sizes
         self._key_base = np.cumsum(sizes) - sizes  # the key of each update's first microbatch
+        self._found = np.zeros(int(sizes.sum()), np.bool_)  # by key
+        self._last = (0, 0)  # update and index of the newest delivery that survives
 
     def run(self, log: RankLog | None) -> RankResult:
-        found = np.zeros(int(self._num_microbatches.sum()), np.bool_)
         if log is not None:
             self._check_commits(log)
             self._check_jumps(log)
-            self._check_deliveries(log, found)
-        self._check_missing(found)
+            self._check_deliveries(log)
+        self._check_missing()
         return self._result
 
     def _check_commits(self, log: RankLog) -> None:
@@ -239,30 +247,37 @@ class _RankAudit:
             wrong = sorted({jump.update for jump in (*found, *expected)})
             self._issue("RD305", _describe_jumps(expected), _describe_jumps(found), wrong)
 
-    def _check_deliveries(self, log: RankLog, found: Mask) -> None:
-        """Follow the file's deliveries; set `found` for each expected microbatch that is there."""
-        records, result = log.deliveries, self._result
+    def _check_deliveries(self, log: RankLog) -> None:
+        """Follow the file's deliveries, block after block; set `_found` for each expected microbatch that is there."""
+        earliest_rewind = self._earliest_rewind(log)
+        first = 0
+        for records in log.deliveries():
+            places = np.arange(first, first + len(records))
+            self._check_block(log, records, places, earliest_rewind(places))
+            first += len(records)
+
+    def _check_block(self, log: RankLog, records: Deliveries, places: Vector, earliest_rewind: Vector) -> None:
+        """Check deliveries at `places` (n,) int64 in the file; the last of them that a rewind discards are known."""
+        result = self._result
         rows = records.count - np.minimum(records.padding, records.count)
-        rewound = self._rewound(log)
+        rewound: Mask = earliest_rewind <= records.update
         beyond = ~rewound & (records.update >= self._branch.stop_update)
-        result.delivered = int(rows.sum())
-        result.rewound = int(rows[rewound].sum())
-        result.beyond = int(rows[beyond].sum())
+        result.delivered += int(rows.sum())
+        result.rewound += int(rows[rewound].sum())
+        result.beyond += int(rows[beyond].sum())
         survives = ~(rewound | beyond)
-        self._check_unreadable(log, survives)
-        self._check_sequence(log.commits, np.flatnonzero(survives), records)
+        self._check_unreadable(log, records, places, survives)
+        self._check_sequence(log.commits, places[survives], records.take(survives))
         records = records.take(survives)
         records = records.take(self._check_possible(records))
-        is_expected, keys = self._match(records)
-        found[keys[is_expected]] = True
-        extra = records.take(~is_expected)
+        extra = records.take(~self._match(records))
         self._change(extra.start, extra.stride, extra.count - extra.padding, 1)
         self._check_filler(records)
-        self._check_digests(records)
+        self._check_digests(records, self._key_of(log))
 
-    def _rewound(self, log: RankLog) -> Mask:
-        """Which deliveries a later rewind of the file discards: (n,) bool."""
-        rewinds, update, stops = log.rewinds, log.deliveries.update, self._result.stops
+    def _earliest_rewind(self, log: RankLog) -> Callable[[Vector], Vector]:
+        """For places in the file, the earliest update that a later rewind goes back to."""
+        rewinds, stops = log.rewinds, self._result.stops
         committed = np.append(self._first, stops)[np.minimum(rewinds.after_commits, stops.size)]
         is_good = rewinds.update >= committed
         if not is_good.all():
@@ -273,18 +288,19 @@ class _RankAudit:
                 f"one to {self._branch.word} {int(rewinds.update[where])}",
                 rewinds.update[~is_good],
             )
-        after, target = rewinds.after[is_good], rewinds.update[is_good]
-        rewound: Mask = _earliest_rewind(after, target, np.arange(update.size)) <= update
-        return rewound
+        return partial(_earliest_rewind, rewinds.after[is_good], rewinds.update[is_good])
 
     def _check_sequence(self, commits: Commits, places: Vector, records: Deliveries) -> None:
         """Deliveries ascend, and come before the commit of their update; places: (k,) int64 in the file."""
-        update, index = records.update[places], records.index[places]
+        last_update, last_index = self._last
+        update, index = np.append(last_update, records.update), np.append(last_index, records.index)
+        self._last = int(update[-1]), int(index[-1])
         descends = (np.diff(update) < 0) | ((np.diff(update) == 0) & (np.diff(index) < 0))
+        update = update[1:]
         committed = (update >= self._first) & (update < self._result.known_stop)
         step = np.searchsorted(self._result.stops, update[committed], side="right")
         late = places[committed] >= commits.after[step]
-        updates = np.concatenate((update[1:][descends], update[committed][late]))
+        updates = np.concatenate((update[descends], update[committed][late]))
         if updates.size:
             self._issue(
                 "RD205",
@@ -295,44 +311,53 @@ class _RankAudit:
 
     def _check_possible(self, records: Deliveries) -> Mask:
         """Which records hold numbers that a run can reach: (n,) bool."""
-        claim = self._branch.claim
-        possible = is_possible(
-            records.start, records.stride, records.count, records.padding, count_max=claim.microbatch
-        )
-        possible &= records.update >= self._first
+        microbatch = self._branch.claim.microbatch
+        count_max = np.minimum(records.parts, _PARTS_MAX) * microbatch
+        possible = is_possible(records.start, records.stride, records.count, records.padding, count_max=count_max)
+        possible &= (records.update >= self._first) & (records.parts <= _PARTS_MAX)
         if not possible.all():
             where = int(np.argmin(possible))
-            self._result.unverified += int(np.minimum(records.count[~possible], claim.microbatch).sum())
+            self._result.unverified += int(np.minimum(records.count[~possible], microbatch).sum())
             self._issue(
                 "RD207",
-                f"{self._branch.word} {self._first} or later, with at most {claim.microbatch} rows below position 2^62",
+                f"{self._branch.word} {self._first} or later, with at most {microbatch} rows below position 2^62",
                 self._describe(records, where),
                 records.update[~possible],
             )
         return possible
 
-    def _match(self, records: Deliveries) -> tuple[Mask, Vector]:
-        """Which records are what was expected, each microbatch once: (n,) bool, and keys (n,) int64."""
+    def _match(self, records: Deliveries) -> Mask:
+        """Which records are what was expected, each microbatch once: (n,) bool."""
         number = records.update - self._first
-        known_index = records.index < self._num_microbatches[number]
-        keys = np.where(known_index, self._key_base[number] + records.index, -1)
-        share = self._branch.shares(self._rank, records.update, np.where(known_index, records.index, 0))
+        known_index = records.index + records.parts <= self._num_microbatches[number]
+        index = np.where(known_index, records.index, 0)
+        share = self._branch.shares(self._rank, records.update, index, np.where(known_index, records.parts, 1))
         one_row = records.count <= 1
         fits = known_index & (records.count == share.num_rows) & (records.padding == share.padding)
         fits &= (records.start == share.start) | (records.count == 0)
         fits &= (records.stride == self._branch.claim.num_replicas) | one_row
         if not fits.all():
             self._report_misfits(records, share, fits, known_index)
-        is_first = np.zeros(fits.shape, np.bool_)
-        places = np.flatnonzero(fits)
-        is_first[places[np.unique(keys[places], return_index=True)[1]]] = True
+        is_first: Mask = fits.copy()
+        is_first[fits] = self._find(self._key_base[number[fits]] + index[fits], records.parts[fits])
         repeats = fits & ~is_first
         if repeats.any():
             where = int(np.argmax(repeats))
-            self._issue(
-                "RD202", "each microbatch once", self._describe(records, where) + " again", records.update[repeats]
-            )
-        return is_first, keys
+            found = self._describe(records, where) + " again"
+            self._issue("RD202", "each microbatch once", found, records.update[repeats])
+        return is_first
+
+    def _find(self, key: Vector, parts: Vector) -> Mask:
+        """Set `_found` for microbatches [key, key + parts); whether none of a record's was found before: (k,) bool."""
+        owner = np.repeat(np.arange(key.size), parts)
+        keys = expand(key, np.ones_like(key), parts)
+        is_first = np.zeros(keys.shape, np.bool_)
+        is_first[np.unique(keys, return_index=True)[1]] = True
+        is_first &= ~self._found[keys]
+        is_new = np.ones(key.shape, np.bool_)
+        is_new[owner[~is_first]] = False
+        self._found[keys[is_new[owner]]] = True
+        return is_new
 
     def _report_misfits(self, records: Deliveries, share: Shares, fits: Mask, known_index: Mask) -> None:
         where = int(np.argmin(fits))
@@ -346,7 +371,7 @@ class _RankAudit:
         self._issue("RD203", expected, self._describe(records, where), records.update[~fits])
 
     def _check_filler(self, records: Deliveries) -> None:
-        room = np.maximum(self._branch.claim.microbatch - records.count, 0)
+        room = np.where(records.parts == 1, np.maximum(self._branch.claim.microbatch - records.count, 0), 0)
         bad = (records.filler > room) | ((records.count == 0) & (records.filler == 0))
         if bad.any():
             where = int(np.argmax(bad))
@@ -354,28 +379,37 @@ class _RankAudit:
             found = f"{int(records.filler[where])} filler rows in {self._describe(records, where)}"
             self._issue("RD206", expected, found, records.update[bad])
 
-    def _check_unreadable(self, log: RankLog, survives: Mask) -> None:
-        if not len(log.unreadable):
+    def _check_unreadable(self, log: RankLog, records: Deliveries, places: Vector, survives: Mask) -> None:
+        if not (len(log.unreadable) and places.size):
             return
-        result, branch = self._result, self._branch
-        result.unreadable, impossible = read_unreadable(log, survives, rank=self._rank, branch=branch)
+        branch, after = self._branch, log.unreadable.after
+        rows = log.unreadable.take((after >= places[0]) & (after <= places[-1]))
+        held = records.take(rows.after - places[0])
+        rows, held = rows.take(survives[rows.after - places[0]]), held.take(survives[rows.after - places[0]])
+        samples, impossible = read_unreadable(rows, held, rank=self._rank, branch=branch)
+        self._result.unreadable += samples
         if len(impossible):
             position, sample_id = int(impossible.position[0]), int(impossible.id[0])
             found = f"{branch.word} {int(impossible.update[0])}, sample {sample_id} at position {position}"
             expected = "a row of the microbatch recorded next, with the order's ID"
             self._issue("RD208", expected, found, impossible.update)
 
-    def _check_digests(self, records: Deliveries) -> None:
+    def _key_of(self, log: RankLog) -> int | None:
+        """What the file's digests are keyed with, 0 for nothing; None where it is not known."""
+        is_keyed = log.header is not None and log.header.key_check != 0
+        return (self._branch.key or None) if is_keyed else 0
+
+    def _check_digests(self, records: Deliveries, key: int | None) -> None:
         """Recompute each record's digest from the order."""
         branch = self._branch
-        if branch.order is None:
+        if branch.order is None or key is None:
             return
         records = records.take(records.count > 0)
         wrap_at = None
         if branch.course.recipe.tail.startswith("pad"):
             length = branch.course.recipe.length
             wrap_at = (branch.course.spans(records.update).start // length + 1) * length
-        expected = digests(branch.order, records.start, records.stride, records.count, wrap_at)
+        expected = digests(branch.order, records.start, records.stride, records.count, wrap_at, key)
         differs = expected != records.digest
         if differs.any():
             where = int(np.argmax(differs))
@@ -387,9 +421,9 @@ class _RankAudit:
                 records.update[differs],
             )
 
-    def _check_missing(self, found: Mask) -> None:
+    def _check_missing(self) -> None:
         """Expected microbatches without a record: never delivered, or lost with the rest of the file."""
-        keys = np.flatnonzero(~found)
+        keys = np.flatnonzero(~self._found)
         if not keys.size and self._result.known_stop >= self._branch.stop_update:
             return
         number = np.searchsorted(self._key_base, keys, side="right") - 1
@@ -418,6 +452,7 @@ class _RankAudit:
         what = f"{self._branch.word} {int(records.update[where])}"
         if not self._branch.counts_batches:
             what += f", microbatch {int(records.index[where])}"
+            what += f" and {int(records.parts[where]) - 1} more" if records.parts[where] > 1 else ""
         return (
             f"{what}: {int(records.count[where])} rows from position {int(records.start[where])} in steps of "
             f"{int(records.stride[where])}, {int(records.padding[where])} of them padding"

@@ -36,7 +36,9 @@ def expand(start: Vector, stride: Vector, count: Vector) -> Vector:
     return steps
 
 
-def is_possible(start: Vector, stride: Vector, count: Vector, padding: Vector, *, count_max: int) -> NDArray[np.bool_]:
+def is_possible(
+    start: Vector, stride: Vector, count: Vector, padding: Vector, *, count_max: Vector
+) -> NDArray[np.bool_]:
     """Whether records stay within the numbers that a run can reach: (k,) bool."""
     fits = (count <= count_max) & (padding <= count)
     fits &= stride <= (_POSITION_MAX - start) // np.maximum(count, 1)
@@ -54,7 +56,9 @@ def chunks(count: Vector) -> Iterator[slice]:
         first = stop
 
 
-def digests(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None) -> NDArray[np.uint64]:
+def digests(
+    order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None, key: int
+) -> NDArray[np.uint64]:
     """What `digest_ids` gives for each record, from the order alone.
 
     Args:
@@ -64,6 +68,7 @@ def digests(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at:
         count: As in the record.
         wrap_at: (k,) int64, the end of the epoch at which a record's positions go on from that epoch's beginning;
             None where they go on into the next epoch.
+        key: What the digests are keyed with, 0 where they are not.
 
     Returns:
         (k,) uint64.
@@ -78,5 +83,5 @@ def digests(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at:
             positions[beyond] = ends[beyond] - len(order) + (positions[beyond] - ends[beyond]) % len(order)
         data = ids_at(order, positions).astype("<i8", copy=False).data.cast("B")
         edges = [0, *(8 * np.cumsum(sizes)).tolist()]
-        result[chunk] = [xxhash.xxh3_64_intdigest(data[low:high]) for low, high in itertools.pairwise(edges)]
+        result[chunk] = [xxhash.xxh3_64_intdigest(data[low:high], key) for low, high in itertools.pairwise(edges)]
     return result

@@ -13,12 +13,10 @@ from resumable_data.order import ids_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from resumable_data.audit.findings import Finding
     from resumable_data.audit.rank_audit import Branch
     from resumable_data.audit.report import Bounds
-    from resumable_data.ledger.reader import RankLog, UnreadableRows
+    from resumable_data.ledger.columns import Deliveries, UnreadableRows
 
 _SHOWN = 20
 
@@ -42,19 +40,16 @@ class UnreadableSample(msgspec.Struct, frozen=True):
 
 
 def read_unreadable(
-    log: RankLog, survives: NDArray[np.bool_], *, rank: int, branch: Branch
+    rows: UnreadableRows, held: Deliveries, *, rank: int, branch: Branch
 ) -> tuple[list[UnreadableSample], UnreadableRows]:
     """The samples that one rank's file declares unreadable, and the records that no run writes.
 
     Args:
-        log: The rank's file.
-        survives: (deliveries,) bool, which deliveries are in the surviving history.
+        rows: Unreadable rows that one file records, of the surviving history.
+        held: The deliveries that they are said to be in, one for each.
         rank: The rank.
         branch: The attempt.
     """
-    rows = log.unreadable.take(log.unreadable.after < len(log.deliveries))  # else it was killed before the delivery
-    rows = rows.take(survives[rows.after])
-    held = log.deliveries.take(rows.after)
     row, rest = np.divmod(rows.position - held.start, held.stride)
     fits = (rows.update == held.update) & (rows.index == held.index) & (rest == 0) & (row >= 0) & (row < held.count)
     is_sample = row < held.count - held.padding

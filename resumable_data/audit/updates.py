@@ -256,19 +256,21 @@ def num_microbatches(num_rows: Vector, *, num_replicas: int, microbatch: int) ->
     return -(-_busiest(num_rows, num_replicas) // microbatch)
 
 
-def shares(spans: Spans, rank: Vector | int, index: Vector, *, num_replicas: int, microbatch: int) -> Shares:
-    """What microbatch `index` of `rank` holds, in each of the updates `spans`.
+def shares(
+    spans: Spans, rank: Vector | int, index: Vector, *, num_replicas: int, microbatch: int, parts: Vector | int = 1
+) -> Shares:
+    """What microbatches [index, index + parts) of `rank` hold together, in each of the updates `spans`.
 
     The busiest rank's R rows are cut into A parts that differ by at most one, larger first; a rank's rows are
     every `num_replicas`-th of the update's.
     """
     num_rows = spans.num_samples + spans.padding
     busiest = _busiest(num_rows, num_replicas)
-    parts = np.maximum(-(-busiest // microbatch), 1)
-    shorter, longer = np.divmod(busiest, parts)
+    shorter, longer = np.divmod(busiest, np.maximum(-(-busiest // microbatch), 1))
     own = np.maximum(-(-(num_rows - rank) // num_replicas), 0)
     low = np.minimum(index * shorter + np.minimum(index, longer), own)
-    high = np.minimum((index + 1) * shorter + np.minimum(index + 1, longer), own)
+    stop = index + parts
+    high = np.minimum(stop * shorter + np.minimum(stop, longer), own)
     first_row, count = rank + num_replicas * low, high - low
     num_samples = np.clip(-(-(spans.num_samples - first_row) // num_replicas), 0, count)
     return Shares(spans.start + first_row, count, count - num_samples)

@@ -1,7 +1,7 @@
 """What was really delivered: append-only files, one per attempt and data-parallel rank."""
 
 from resumable_data.ledger.attempts import ID_MODES, ON_ERROR_CHOICES, Ledger
-from resumable_data.ledger.records import Claim, Commit, Delivered, End, RankHeader, Rewind, digest_ids
+from resumable_data.ledger.records import Claim, Commit, Delivered, End, Mesh, RankHeader, Rewind, digest_ids
 from resumable_data.ledger.writer import RankWriter
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Delivered",
     "End",
     "Ledger",
+    "Mesh",
     "RankHeader",
     "RankWriter",
     "Rewind",

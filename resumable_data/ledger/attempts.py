@@ -16,11 +16,28 @@ from resumable_data.ledger.frames import (
     chain_checksum,
     make_frame,
     make_head,
+    measure,
     shown,
 )
-from resumable_data.ledger.layout import CLAIM_NAME, attempt_name, list_attempts, rank_name
+from resumable_data.ledger.layout import (
+    CLAIM_NAME,
+    attempt_name,
+    list_attempt,
+    list_attempts,
+    rank_and_peer,
+    rank_name,
+)
 from resumable_data.ledger.reader import read_claim
-from resumable_data.ledger.records import Claim, RankHeader, encode_record
+from resumable_data.ledger.records import (
+    Claim,
+    Mesh,
+    OlderFile,
+    RankHeader,
+    encode_record,
+    id_bytes,
+    key_check,
+    secret_key,
+)
 from resumable_data.ledger.writer import RankWriter, sync_directory, write_all
 
 if TYPE_CHECKING:
@@ -29,6 +46,7 @@ if TYPE_CHECKING:
 ID_MODES = ("digest", "full")
 ON_ERROR_CHOICES = ("unproven", "raise")
 
+FOLD_ROWS_MAX = 1 << 20
 _DIGEST_PAYLOAD_BYTES_MAX = 256
 _FULL_PAYLOAD_BYTES_MAX = 1 << 28
 _logger = logging.getLogger(__name__)
@@ -45,22 +63,52 @@ class Ledger:
             (8 bytes per sample).
         on_error: What trouble with the ledger's files does: ``"unproven"`` logs it once, training goes on and
             the audit says "unproven"; ``"raise"`` raises LedgerWriteError.
+        key: A secret of the run that digests are keyed with: who has the ledger, but not the secret, cannot try out
+            which items were read. Audits need it too. Only for ``ids="digest"``.
+        fold_rows: Microbatches with fewer rows are folded, those of one update, into records of about so many: a
+            smaller ledger, audited faster. What a killed process delivered of an update that it did not complete is
+            then not recorded, so audits bound it in place of counting it. 0 writes each microbatch at once.
+        peers: Whether tensor-, context- and pipeline-parallel peers of a data-parallel rank write files of their own,
+            which audits compare with the rank's.
 
     Raises:
         UsageError: An argument has no meaning, or `path` is something else than a directory.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, ids: str = "digest", on_error: str = "unproven") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ids: str = "digest",
+        on_error: str = "unproven",
+        key: str = "",
+        fold_rows: int = 0,
+        peers: bool = False,
+    ) -> None:
         for name, value, choices in (("ids", ids, ID_MODES), ("on_error", on_error, ON_ERROR_CHOICES)):
             if value not in choices:
                 raise UsageError(f"{name} must be one of {choices}, got {value!r}")
         self.path = Path(path)
         self.ids = ids
         self.on_error = on_error
+        self.peers = peers
+        if key and ids == "full":
+            raise UsageError('key= hides which IDs were read, and ids="full" writes them down; give one of the two')
+        self._key = secret_key(key)
+        self._fold_rows = require_fold_rows(fold_rows)
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"ledger: expected a directory or a new path, found a file at {shown(self.path)}")
 
-    def claim(self, start: Cursor, *, num_replicas: int, microbatch: int, epochs: int | None, run_id: str) -> Claim:
+    def claim(
+        self,
+        start: Cursor,
+        *,
+        num_replicas: int,
+        microbatch: int,
+        epochs: int | None,
+        run_id: str,
+        mesh: Mesh | None = None,
+    ) -> Claim:
         """Open the next attempt, for one launch and no other. Under a process group, rank 0 calls this.
 
         Args:
@@ -69,6 +117,7 @@ class Ledger:
             microbatch: The largest number of rows in one microbatch.
             epochs: Epochs of the whole run, None for a run without an end.
             run_id: The run's name.
+            mesh: The job's processes; a single data-parallel axis when None.
 
         Returns:
             The claim, for all ranks to open their files with. Its attempt is 0 where the ledger could not be
@@ -77,16 +126,29 @@ class Ledger:
         Raises:
             LedgerWriteError: It could not be written and `on_error` is ``"raise"``.
         """
-        claim = Claim(run_id, 0, start, num_replicas, microbatch, epochs, _package_version())
+        claim = Claim(
+            run_id, 0, start, num_replicas, microbatch, epochs, _package_version(), mesh or _one_axis(num_replicas)
+        )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             number = self._newest()[0] + 1
-            while not self._try_claim(msgspec.structs.replace(claim, attempt=number)):
+            while not self._try_claim(self._with_older(claim, number)):
                 number += 1
         except (OSError, LedgerError) as error:
             self._fail(error)
             return claim
-        return msgspec.structs.replace(claim, attempt=number)
+        return self._with_older(claim, number)
+
+    def is_fenced(self, attempt: int) -> bool:
+        """Whether a newer attempt than this one was claimed, so that another launch goes on with the run."""
+        return 0 < attempt < self._newest()[0]
+
+    def _with_older(self, claim: Claim, number: int) -> Claim:
+        """The claim of attempt `number`, with what the attempts from its parent on had written by now."""
+        attempts, _ = list_attempts(self.path)
+        directories = {n: path for n, path in attempts.items() if max(claim.start.attempt, 1) <= n < number}
+        older = [file for n, directory in directories.items() for file in _measure_files(n, directory)]
+        return msgspec.structs.replace(claim, attempt=number, older=tuple(older))
 
     def join(
         self,
@@ -97,6 +159,7 @@ class Ledger:
         microbatch: int,
         epochs: int | None,
         run_id: str,
+        mesh: Mesh | None = None,
         peer: int = 0,
     ) -> Claim:
         """Join the newest attempt if start and topology are its own and the rank is free; else claim one.
@@ -105,13 +168,20 @@ class Ledger:
         Arguments, result and errors are those of `claim`.
         """
         number, newest = self._newest_claim()
-        wanted = Claim(run_id, number, start, num_replicas, microbatch, epochs, _package_version())
-        if newest == wanted and not (self._directory(number) / rank_name(rank, peer)).exists():
+        shape = mesh or _one_axis(num_replicas)
+        wanted = Claim(run_id, number, start, num_replicas, microbatch, epochs, _package_version(), shape)
+        if (
+            newest
+            and msgspec.structs.replace(newest, older=()) == wanted
+            and not (self._directory(number) / rank_name(rank, peer)).exists()
+        ):
             return newest
-        return self.claim(start, num_replicas=num_replicas, microbatch=microbatch, epochs=epochs, run_id=run_id)
+        return self.claim(
+            start, num_replicas=num_replicas, microbatch=microbatch, epochs=epochs, run_id=run_id, mesh=mesh
+        )
 
-    def open_rank(self, claim: Claim, *, rank: int, peer: int = 0) -> RankWriter:
-        """Create the file of `rank` in a claimed attempt.
+    def open_rank(self, claim: Claim, *, rank: int, peer: int = 0, process: int = 0) -> RankWriter:
+        """Create the file of `rank` in a claimed attempt; `process` is what wrote it, for the header.
 
         Raises:
             TopologyError: The claim has no such rank.
@@ -123,12 +193,23 @@ class Ledger:
             )
         if claim.attempt == 0:
             return RankWriter(None, None, on_error=self.on_error)
-        limit = _DIGEST_PAYLOAD_BYTES_MAX
+        limit, width = _DIGEST_PAYLOAD_BYTES_MAX, id_bytes(claim.start.recipe.length)
         if self.ids == "full":
-            limit = min(limit + 8 * claim.microbatch, _FULL_PAYLOAD_BYTES_MAX)
-        header = RankHeader(claim.run_id, claim.attempt, rank, claim.num_replicas, peer, self.ids, limit)
+            limit = min(limit + width * (claim.microbatch + self._fold_rows), _FULL_PAYLOAD_BYTES_MAX)
+        header = RankHeader(
+            run_id=claim.run_id,
+            attempt=claim.attempt,
+            rank=rank,
+            num_replicas=claim.num_replicas,
+            peer=peer,
+            ids=self.ids,
+            payload_bytes_max=limit,
+            process=process,
+            id_bytes=width,
+            key_check=key_check(self._key),
+        )
         path = self._directory(claim.attempt) / rank_name(rank, peer)
-        return RankWriter(path, header, on_error=self.on_error)
+        return RankWriter(path, header, on_error=self.on_error, key=self._key, fold_rows=self._fold_rows)
 
     def newest(self) -> Claim | None:
         """The newest attempt's claim; None where there is no attempt yet.
@@ -196,6 +277,30 @@ class Ledger:
         if self.on_error == "raise":
             raise LedgerWriteError(message) from error
         _logger.error("%s Training goes on.", message)
+
+
+def require_fold_rows(value: int) -> int:
+    """`value` where it may be `fold_rows`.
+
+    Raises:
+        UsageError: It may not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= FOLD_ROWS_MAX:
+        raise UsageError(f"fold_rows must be an integer in [0, {FOLD_ROWS_MAX}], got {value!r}")
+    return value
+
+
+def _one_axis(num_replicas: int) -> Mesh:
+    return Mesh((("dp", num_replicas),), ("dp",))
+
+
+def _measure_files(attempt: int, directory: Path) -> list[OlderFile]:
+    """Sizes and last checksums of an attempt's rank files."""
+    files = list_attempt(attempt, directory)
+    paths = [*files.ranks.values(), *files.peers]
+    places = [rank_and_peer(path.name) for path in paths]
+    measured = [(*place, *measure(path)) for place, path in zip(places, paths, strict=True) if place]
+    return [OlderFile(attempt, *one) for one in measured]
 
 
 def _package_version() -> str:

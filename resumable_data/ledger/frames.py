@@ -35,7 +35,7 @@ CLAIM_KIND = 1
 RANK_KIND = 2
 KINDS = {CLAIM_KIND: "claim", RANK_KIND: "rank"}
 
-CLAIM_BYTES_MAX = 1 << 16
+CLAIM_BYTES_MAX = 1 << 25  # a claim lists the files of older attempts, about 30 bytes each
 HEADER_BYTES_MAX = 1 << 12
 FRAME_OVERHEAD_BYTES = 12
 
@@ -87,6 +87,21 @@ def open_regular(path: Path) -> IO[bytes]:
     return open(descriptor, "rb", buffering=0)
 
 
+def measure(path: Path) -> tuple[int, int]:
+    """The size of a file, and its last 8 bytes, which after a whole frame are its checksum; 0 where it is shorter.
+
+    Raises:
+        LedgerCorruptError: It is no regular file.
+        LedgerError: It cannot be read.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < HEAD_BYTES + _CHECKSUM.size:
+            return size, 0
+        last = os.pread(file.fileno(), _CHECKSUM.size, size - _CHECKSUM.size)
+    return size, _CHECKSUM.unpack(last)[0] if len(last) == _CHECKSUM.size else 0
+
+
 def not_regular(path: Path, found: str) -> LedgerCorruptError:
     """The error for something in a ledger that is no regular file or directory."""
     return LedgerCorruptError(
@@ -106,18 +121,28 @@ class FrameReader:
         path: For messages.
         kind: `CLAIM_KIND` or `RANK_KIND`.
         payload_bytes_max: Largest payload allowed; may be changed between `first` and `blocks`.
+        num_bytes: Read no further than this; None for all there is.
 
     Attributes:
         offset: Bytes read and found good.
         torn_bytes: Bytes of the torn tail, once all frames were read.
     """
 
-    def __init__(self, file: IO[bytes], path: Path, *, kind: int, payload_bytes_max: int) -> None:
+    def __init__(
+        self,
+        file: IO[bytes],
+        path: Path,
+        *,
+        kind: int,
+        payload_bytes_max: int = HEADER_BYTES_MAX,
+        num_bytes: int | None = None,
+    ) -> None:
         self.path = path
         self.payload_bytes_max = payload_bytes_max
         self.offset = 0
         self.torn_bytes = 0
         self._file = file
+        self._left = num_bytes
         self._rest = b""
         self._chain = 0
         self._has_head = self._read_head(kind)
@@ -176,9 +201,10 @@ class FrameReader:
 
     def _fill(self) -> bool:
         try:
-            block = self._file.read(_BLOCK_BYTES)
+            block = self._file.read(_BLOCK_BYTES if self._left is None else min(_BLOCK_BYTES, self._left))
         except OSError as error:
             raise LedgerError(f"cannot read {shown(self.path)}: {error.strerror}. Nothing was audited.") from error
+        self._left = None if self._left is None else self._left - len(block)
         self._rest += block
         return bool(block)
 

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-import xxhash
 
 from resumable_data.errors import LedgerCorruptError, StateError
+from resumable_data.ledger.columns import (
+    COLUMNS,
+    Commits,
+    Deliveries,
+    Jumps,
+    Rewinds,
+    UnreadableRows,
+    deliveries_of,
+    shape_of,
+    write_out,
+)
 from resumable_data.ledger.frames import (
     CLAIM_BYTES_MAX,
     CLAIM_KIND,
     FRAME_OVERHEAD_BYTES,
-    HEADER_BYTES_MAX,
     RANK_KIND,
     FrameReader,
     open_regular,
     shown,
 )
 from resumable_data.ledger.records import (
+    Again,
+    Agreed,
     Claim,
     Commit,
     Delivered,
@@ -28,111 +39,25 @@ from resumable_data.ledger.records import (
     RankHeader,
     RankRecord,
     Rewind,
+    Saved,
     Unreadable,
     claim_decoder,
+    digest_ids,
     header_decoder,
     record_decoder,
     record_list_decoder,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 T = TypeVar("T")
 _ARRAY_32 = b"\xdd"  # msgpack: an array whose length follows in 4 bytes
-_COLUMNS = ("update", "index", "start", "stride", "count", "padding", "filler")
 
-
-class Deliveries(msgspec.Struct, frozen=True):
-    """The `Delivered` records of one file, in order, a column per field.
-
-    Attributes:
-        update: (n,) int64, and likewise index, start, stride, count, padding and filler.
-        digest: (n,) uint64.
-    """
-
-    update: NDArray[np.int64]
-    index: NDArray[np.int64]
-    start: NDArray[np.int64]
-    stride: NDArray[np.int64]
-    count: NDArray[np.int64]
-    padding: NDArray[np.int64]
-    filler: NDArray[np.int64]
-    digest: NDArray[np.uint64]
-
-    def __len__(self) -> int:
-        return self.update.size
-
-    def take(self, which: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Deliveries:
-        """The records that numpy indexing with `which` gives."""
-        columns = [getattr(self, name)[which] for name in (*_COLUMNS, "digest")]
-        return Deliveries(*columns)
-
-
-class Commits(msgspec.Struct, frozen=True):
-    """The `Commit` records of one file, in order.
-
-    Attributes:
-        update: (n,) int64.
-        applied: (n,) bool.
-        after: (n,) int64, how many deliveries come before the commit in the file.
-    """
-
-    update: NDArray[np.int64]
-    applied: NDArray[np.bool_]
-    after: NDArray[np.int64]
-
-
-class Rewinds(msgspec.Struct, frozen=True):
-    """The `Rewind` records of one file, in order.
-
-    Attributes:
-        update: (n,) int64.
-        after: (n,) int64, how many deliveries come before the rewind in the file.
-        after_commits: (n,) int64, how many commits come before it.
-    """
-
-    update: NDArray[np.int64]
-    after: NDArray[np.int64]
-    after_commits: NDArray[np.int64]
-
-
-class Jumps(msgspec.Struct, frozen=True):
-    """The `Jump` records of one file, in order.
-
-    Attributes:
-        update: (n,) int64.
-        position: (n,) int64.
-        after: (n,) int64, how many deliveries come before it in the file.
-    """
-
-    update: NDArray[np.int64]
-    position: NDArray[np.int64]
-    after: NDArray[np.int64]
-
-
-class UnreadableRows(msgspec.Struct, frozen=True):
-    """The `Unreadable` records of one file, in order.
-
-    Attributes:
-        update: (n,) int64, and likewise index, position and id.
-        after: (n,) int64, how many deliveries come before it in the file: the number of the one that it is about.
-    """
-
-    update: NDArray[np.int64]
-    index: NDArray[np.int64]
-    position: NDArray[np.int64]
-    id: NDArray[np.int64]
-    after: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return self.update.size
-
-    def take(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> UnreadableRows:
-        """The records that numpy indexing with `which` gives."""
-        columns = (self.update, self.index, self.position, self.id, self.after)
-        return UnreadableRows(*(column[which] for column in columns))
+KEEP_BYTES = 1 << 23
+"""Deliveries of files up to this size are kept in memory, which saves reading them twice."""
 
 
 class RankLog(msgspec.Struct, frozen=True):
@@ -141,26 +66,52 @@ class RankLog(msgspec.Struct, frozen=True):
     Attributes:
         path: The file.
         header: Its first record; None where the file is torn before its end.
-        deliveries: What was handed to the training loop.
+        num_deliveries: Records of deliveries.
         commits: What was committed.
         rewinds: Where iteration started again.
         jumps: Where epochs were left early.
         unreadable: Which rows of the deliveries could not be read.
+        agreements: The digests that ranks agreed on before saves.
+        saved: (n,) int64, the updates at which complete checkpoints stand.
         has_end: Whether it was closed in order.
         num_bytes: Bytes that were read and found good.
         torn_bytes: Bytes of a torn tail, dropped.
+        damage: Where it is damaged, if it was read all the same.
+        kept: Its deliveries, where they are in memory.
     """
 
     path: Path
     header: RankHeader | None
-    deliveries: Deliveries
+    num_deliveries: int
     commits: Commits
     rewinds: Rewinds
     jumps: Jumps
     unreadable: UnreadableRows
+    agreements: tuple[Agreed, ...]
+    saved: NDArray[np.int64]
     has_end: bool
     num_bytes: int
     torn_bytes: int
+    damage: str
+    kept: list[Deliveries] | None
+
+    def deliveries(self) -> Iterator[Deliveries]:
+        """What was handed to the training loop, block after block, in order.
+
+        Raises:
+            LedgerCorruptError: The file was changed since it was first read.
+            LedgerError: It cannot be read.
+        """
+        if self.kept is not None:
+            yield from self.kept
+            return
+        with open_regular(self.path) as file:
+            # up to where it was read before: the job may be writing on
+            frames = FrameReader(file, self.path, kind=RANK_KIND, num_bytes=self.num_bytes)
+            header, blocks = _open(frames)
+            yield from _Follower().follow(blocks)
+            if header != self.header or frames.offset != self.num_bytes:
+                raise frames.corrupt(frames.offset, f"{self.num_bytes} bytes, as when it was first read", "others")
 
 
 def read_claim(path: Path) -> Claim:
@@ -187,134 +138,208 @@ def read_claim(path: Path) -> Claim:
     return claim
 
 
-def read_rank(path: Path) -> RankLog:
-    """A rank's file as columns.
+def read_rank(path: Path, *, keep_bytes: int = KEEP_BYTES, salvage: bool = False) -> RankLog:
+    """A rank's file: all but its deliveries, which `RankLog.deliveries` gives in blocks.
+
+    Args:
+        path: The file.
+        keep_bytes: Up to this size of the file its deliveries are kept in memory; those of a larger one are read again.
+        salvage: Read a damaged file up to the damage, and say so in `RankLog.damage`.
 
     Raises:
         LedgerCorruptError: It is damaged anywhere but at a torn tail.
         LedgerError: It cannot be read.
     """
+    follower = _Follower()
+    kept: list[Deliveries] | None = []
+    header, damage = None, ""
     with open_regular(path) as file:
-        frames = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=HEADER_BYTES_MAX)
-        offset = frames.offset
-        payload = frames.first()
-        header = None if payload is None else _decode(header_decoder, payload, frames, offset)
-        columns = _Columns(frames, is_full=header is not None and header.ids == "full")
-        if header is not None:
-            frames.payload_bytes_max = header.payload_bytes_max
-            for offset, payloads in frames.blocks():
-                columns.add(offset, payloads)
-    if columns.has_end and frames.torn_bytes:
-        raise frames.corrupt(frames.offset, "the end of the file after the record of its end", "more bytes")
-    return columns.log(path, header)
+        frames = FrameReader(file, path, kind=RANK_KIND)
+        try:
+            header, blocks = _open(frames)
+            for deliveries in follower.follow(blocks):
+                kept = None if kept is None or frames.offset > keep_bytes else [*kept, deliveries]
+        except LedgerCorruptError as error:
+            if not salvage:
+                raise
+            damage = str(error)
+        return follower.log(path, header, frames, kept, damage)
 
 
-class _Columns:
-    """Collects the records of one file."""
+class _Block(NamedTuple):
+    """Records that were read together.
 
-    def __init__(self, frames: FrameReader, *, is_full: bool) -> None:
-        self.has_end = False
-        self._frames = frames
-        self._is_full = is_full
-        self._parts: list[Deliveries] = []
+    Attributes:
+        frames: The file.
+        offset: Byte offset of the first record's frame.
+        payloads: Their payloads.
+        records: The records.
+        id_bytes: Bytes of each ID that is kept, 0 where none are.
+    """
+
+    frames: FrameReader
+    offset: int
+    payloads: list[bytes]
+    records: list[RankRecord]
+    id_bytes: int
+
+    def corrupt(self, number: int, expected: str, found: str) -> LedgerCorruptError:
+        """The error for what is wrong with a record."""
+        before = sum(len(payload) + FRAME_OVERHEAD_BYTES for payload in self.payloads[:number])
+        return self.frames.corrupt(self.offset + before, expected, found)
+
+
+def _open(frames: FrameReader) -> tuple[RankHeader | None, Iterator[_Block]]:
+    """The header of a file, None where it is torn before its end, and the records after it."""
+    offset = frames.offset
+    payload = frames.first()
+    if payload is None:
+        return None, iter(())
+    header = _decode(header_decoder, payload, frames, offset)
+    frames.payload_bytes_max = header.payload_bytes_max
+    return header, _blocks(frames, header.id_bytes if header.ids == "full" else 0)
+
+
+def _blocks(frames: FrameReader, width: int) -> Iterator[_Block]:
+    for offset, payloads in frames.blocks():
+        yield _Block(frames, offset, payloads, _decode_all(frames, offset, payloads), width)
+
+
+def _decode_all(frames: FrameReader, offset: int, payloads: list[bytes]) -> list[RankRecord]:
+    """Decode a batch in one call, as if it were one msgpack array."""
+    try:
+        return record_list_decoder.decode(_ARRAY_32 + len(payloads).to_bytes(4, "big") + b"".join(payloads))
+    except msgspec.DecodeError:
+        # Frame by frame, to say where. A payload that holds more or less than one record fails here only.
+        records = []
+        for payload in payloads:
+            records.append(_decode(record_decoder, payload, frames, offset))
+            offset += len(payload) + FRAME_OVERHEAD_BYTES
+        return records
+
+
+class _Follower:
+    """Follows the records of one file: gives its deliveries as columns, and keeps all others."""
+
+    def __init__(self) -> None:
         self._num_deliveries = 0
-        self._commits: list[tuple[int, bool, int]] = []
+        self._num_commits = 0
+        self._commits: list[NDArray[np.int64]] = []
         self._rewinds: list[tuple[int, int, int]] = []
         self._jumps: list[tuple[int, int, int]] = []
         self._unreadable: list[tuple[int, int, int, int, int]] = []
+        self._agreements: list[Agreed] = []
+        self._saved: list[int] = []
+        self._has_end = False
+        self._last: tuple[int, ...] | None = None  # of the newest delivery, which an `Again` goes on from
 
-    def add(self, offset: int, payloads: list[bytes]) -> None:
-        """Add a batch of records whose first frame is at `offset`."""
-        if self.has_end:
-            raise self._frames.corrupt(offset, "nothing after the record of the file's end", "another record")
-        records = self._decode_all(offset, payloads)
-        deliveries = [record for record in records if type(record) is Delivered]
-        if len(deliveries) != len(records):
-            self._add_events(offset, payloads, records)
-        if self._is_full:
-            self._check_ids(offset, payloads, records)
-        self._parts.append(_columns(deliveries))
-        self._num_deliveries += len(deliveries)
+    def follow(self, blocks: Iterator[_Block]) -> Iterator[Deliveries]:
+        """The deliveries of blocks, those that say "again" written out.
 
-    def log(self, path: Path, header: RankHeader | None) -> RankLog:
-        """All that was added."""
-        parts = self._parts or [_columns([])]
-        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in (*_COLUMNS, "digest")]
-        commits = np.array(self._commits, np.int64).reshape(-1, 3)
+        Raises:
+            LedgerCorruptError: Something follows the record of the file's end, or a record goes on from nothing.
+        """
+        block = None
+        for block in blocks:
+            if self._has_end:
+                raise block.corrupt(0, "nothing after the record of the file's end", "another record")
+            deliveries = [record for record in block.records if isinstance(record, Delivered | Again)]
+            if len(deliveries) != len(block.records):
+                self._keep_events(block)
+            if block.id_bytes:
+                _check_ids(block, self._last)
+            columns = self._columns(block, deliveries)
+            self._num_deliveries += len(deliveries)
+            yield columns
+        if block and self._has_end and block.frames.torn_bytes:
+            expected = "the end of the file after the record of its end"
+            raise block.frames.corrupt(block.frames.offset, expected, "more bytes")
+
+    def log(
+        self, path: Path, header: RankHeader | None, frames: FrameReader, kept: list[Deliveries] | None, damage: str
+    ) -> RankLog:
+        """All that was followed."""
+        commits = np.concatenate([np.empty((0, 3), np.int64), *self._commits])
         rewinds = np.array(self._rewinds, np.int64).reshape(-1, 3)
         jumps = np.array(self._jumps, np.int64).reshape(-1, 3)
         unreadable = np.array(self._unreadable, np.int64).reshape(-1, 5)
         return RankLog(
             path=path,
             header=header,
-            deliveries=Deliveries(*columns),
+            num_deliveries=self._num_deliveries,
             commits=Commits(commits[:, 0], commits[:, 1].astype(bool), commits[:, 2]),
             rewinds=Rewinds(rewinds[:, 0], rewinds[:, 1], rewinds[:, 2]),
             jumps=Jumps(*jumps.T),
             unreadable=UnreadableRows(*unreadable.T),
-            has_end=self.has_end,
-            num_bytes=self._frames.offset,
-            torn_bytes=self._frames.torn_bytes,
+            agreements=tuple(self._agreements),
+            saved=np.array(self._saved, np.int64),
+            has_end=self._has_end,
+            num_bytes=frames.offset,
+            torn_bytes=frames.torn_bytes,
+            damage=damage,
+            kept=kept,
         )
 
-    def _decode_all(self, offset: int, payloads: list[bytes]) -> list[RankRecord]:
-        """Decode a batch in one call, as if it were one msgpack array."""
-        try:
-            return record_list_decoder.decode(_ARRAY_32 + len(payloads).to_bytes(4, "big") + b"".join(payloads))
-        except msgspec.DecodeError:
-            # Frame by frame, to say where. A payload that holds more or less than one record fails here only.
-            records = []
-            for payload in payloads:
-                records.append(_decode(record_decoder, payload, self._frames, offset))
-                offset += len(payload) + FRAME_OVERHEAD_BYTES
-            return records
-
-    def _add_events(self, offset: int, payloads: list[bytes], records: list[RankRecord]) -> None:
-        num_deliveries = self._num_deliveries
-        for number, record in enumerate(records):
-            if type(record) is Delivered:
+    def _keep_events(self, block: _Block) -> None:
+        num_deliveries, commits = self._num_deliveries, []
+        for number, record in enumerate(block.records):
+            kind = type(record)
+            if kind is Again or kind is Delivered:
                 num_deliveries += 1
-            elif type(record) is Commit:
-                self._commits.append((record.update, record.applied, num_deliveries))
-            elif type(record) is Rewind:
-                self._rewinds.append((record.update, num_deliveries, len(self._commits)))
-            elif type(record) is Jump:
+            elif isinstance(record, Commit):
+                commits.append((record.update, record.applied, num_deliveries))
+            elif isinstance(record, Rewind):
+                self._rewinds.append((record.update, num_deliveries, self._num_commits + len(commits)))
+            elif isinstance(record, Jump):
                 self._jumps.append((record.update, record.position, num_deliveries))
-            elif type(record) is Unreadable:
+            elif isinstance(record, Unreadable):
                 self._unreadable.append((record.update, record.index, record.position, record.id, num_deliveries))
-            elif type(record) is End:
-                self.has_end = True
-                if number != len(records) - 1:
-                    offset = _offset_of(number + 1, offset, payloads)
-                    raise self._frames.corrupt(offset, "nothing after the record of the file's end", "a record")
+            elif isinstance(record, Agreed):
+                self._agreements.append(record)
+            elif isinstance(record, Saved):
+                self._saved.append(record.update)
+            elif isinstance(record, End):
+                self._has_end = True
+                if number != len(block.records) - 1:
+                    raise block.corrupt(number + 1, "nothing after the record of the file's end", "a record")
+        if commits:
+            self._commits.append(np.array(commits, np.int64))
+            self._num_commits += len(commits)
 
-    def _check_ids(self, offset: int, payloads: list[bytes], records: list[RankRecord]) -> None:
-        for number, record in enumerate(records):
-            if type(record) is not Delivered:
-                continue
-            ids = record.ids
-            if ids is None or len(ids) != 8 * record.count or xxhash.xxh3_64_intdigest(ids) != record.digest:
-                found = "none" if ids is None else f"{len(ids)} bytes of other IDs"
-                where = _offset_of(number, offset, payloads)
-                raise self._frames.corrupt(where, f"{8 * record.count} bytes of IDs with the record's digest", found)
+    def _columns(self, block: _Block, deliveries: list[Delivered | Again]) -> Deliveries:
+        """The columns of deliveries, each `Again` one microbatch further than the delivery before it."""
+        size = len(deliveries)
+        is_again = np.fromiter((type(record) is Again for record in deliveries), np.bool_, size)
+        digest = np.fromiter((record.digest for record in deliveries), np.uint64, size)
+        is_next = np.array([record.is_next for record in deliveries if type(record) is Again], np.bool_)
+        given = [shape_of(record) for record in deliveries if type(record) is Delivered]
+        if self._last is not None:
+            given, is_again = [self._last, *given], np.concatenate(([False], is_again))
+        try:
+            columns = write_out(np.array(given, np.int64).reshape(-1, len(COLUMNS)), is_again, is_next)
+        except ValueError as error:
+            raise block.corrupt(0, "microbatches that go on from the one before", str(error)) from None
+        if columns.shape[1]:
+            self._last = tuple(columns[:, -1].tolist())
+        return deliveries_of(columns[:, columns.shape[1] - size :], digest)
 
 
-def _columns(records: list[Delivered]) -> Deliveries:
-    size = len(records)
-    return Deliveries(
-        np.fromiter((r.update for r in records), np.int64, size),
-        np.fromiter((r.index for r in records), np.int64, size),
-        np.fromiter((r.start for r in records), np.int64, size),
-        np.fromiter((r.stride for r in records), np.int64, size),
-        np.fromiter((r.count for r in records), np.int64, size),
-        np.fromiter((r.padding for r in records), np.int64, size),
-        np.fromiter((r.filler for r in records), np.int64, size),
-        np.fromiter((r.digest for r in records), np.uint64, size),
-    )
+def _check_ids(block: _Block, last: tuple[int, ...] | None) -> None:
+    """Make sure that all deliveries carry their IDs, and the digest of these."""
+    count = last[COLUMNS.index("count")] if last else 0
+    width = np.dtype(f"<u{block.id_bytes}")
+    for number, record in enumerate(block.records):
+        if not isinstance(record, Delivered | Again):
+            continue
+        count = record.count if isinstance(record, Delivered) else count
+        ids = record.ids
+        if ids is None or len(ids) != width.itemsize * count or _digest(ids, width) != record.digest:
+            found = "none" if ids is None else f"{len(ids)} bytes of other IDs"
+            raise block.corrupt(number, f"{width.itemsize * count} bytes of IDs with the record's digest", found)
 
 
-def _offset_of(number: int, offset: int, payloads: list[bytes]) -> int:
-    return offset + sum(len(payload) + FRAME_OVERHEAD_BYTES for payload in payloads[:number])
+def _digest(ids: bytes, width: np.dtype[Any]) -> int:
+    return digest_ids(np.frombuffer(ids, width).astype(np.int64))
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes, frames: FrameReader, offset: int) -> T:

@@ -26,6 +26,36 @@ Digest = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
+class OlderFile(msgspec.Struct, frozen=True, array_like=True):
+    """How far a file of an older attempt went when a newer attempt was claimed.
+
+    Attributes:
+        attempt: The older attempt.
+        rank: Data-parallel rank.
+        peer: As in the file's header.
+        num_bytes: Its size.
+        checksum: The last 8 bytes, which after a whole frame are its checksum; 0 where it had fewer than 24 bytes.
+    """
+
+    attempt: Natural
+    rank: Natural
+    peer: Natural
+    num_bytes: Natural
+    checksum: Digest
+
+
+class Mesh(msgspec.Struct, frozen=True, array_like=True):
+    """The processes of a job, and which of them read different samples.
+
+    Attributes:
+        axes: Names and sizes of all axes of the device mesh, the slowest first; a single one without a mesh.
+        data_axes: Those along which ranks read different samples.
+    """
+
+    axes: tuple[tuple[Name, Positive], ...] = ()
+    data_axes: tuple[Name, ...] = ()
+
+
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """One attempt: a launch of the job from the cursor `start`.
 
@@ -37,6 +67,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1):
         microbatch: The largest number of rows in one microbatch, b.
         epochs: Epochs of the whole run, None for a run without an end.
         package_version: Version of resumable_data that wrote it.
+        mesh: The job's processes.
+        older: The files of the attempts from its parent on, as they were.
     """
 
     run_id: Name
@@ -46,6 +78,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1):
     microbatch: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
     epochs: Positive | None
     package_version: Name
+    mesh: Mesh = Mesh()
+    older: tuple[OlderFile, ...] = ()
 
 
 class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -59,6 +93,9 @@ class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
         peer: 0, or the number of a tensor- or context-parallel peer that reads the same samples.
         ids: ``"digest"``, or ``"full"`` where deliveries carry the IDs too.
         payload_bytes_max: No record of this file is larger.
+        process: Rank of the process in the job's group, 0 without one.
+        id_bytes: Bytes of each ID where they are kept, the fewest of 1, 2, 4 and 8 that hold all of the order's.
+        key_check: `key_check` of the secret that digests are keyed with; 0 where they are not.
     """
 
     run_id: Name
@@ -68,10 +105,13 @@ class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
     peer: Natural
     ids: Name
     payload_bytes_max: Annotated[int, msgspec.Meta(ge=64, le=1 << 31)]
+    process: Natural = 0
+    id_bytes: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8
+    key_check: Digest = 0
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """One microbatch handed to the training loop.
+    """One microbatch handed to the training loop, or a few of one update folded into one record.
 
     Its row k, for k in [0, count), is the virtual position ``start + k * stride``. The last `padding` rows
     are padding of ``tail="pad"``: their positions are past the end of the update's epoch and wrap to its
@@ -86,7 +126,8 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
         padding: How many of them are padding, the last ones.
         filler: Further rows of weight zero; never counted as delivered.
         digest: `digest_ids` of the IDs of the `count` rows, as they were fetched.
-        ids: The IDs as little-endian int64, where the ledger keeps them.
+        ids: The IDs as little-endian integers of the header's `id_bytes`, where the ledger keeps them.
+        parts: How many microbatches, from `index` on; the rule for shares says where one ends.
     """
 
     update: Natural
@@ -96,6 +137,21 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     count: Rows
     padding: Rows
     filler: Rows
+    digest: Digest
+    ids: bytes | None = None
+    parts: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1
+
+
+class Again(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
+    """The microbatch after the last one that was recorded: as many rows, one after another, no padding, no filler.
+
+    Attributes:
+        is_next: Whether it is the first of the next update; else it is the next of the same one.
+        digest: As in `Delivered`.
+        ids: As in `Delivered`.
+    """
+
+    is_next: bool
     digest: Digest
     ids: bytes | None = None
 
@@ -146,7 +202,31 @@ class Jump(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
     position: Natural
 
 
-RankRecord = Delivered | Commit | Rewind | End | Unreadable | Jump
+class Agreed(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
+    """Right before a save the ranks agreed on a digest: the last span of coverage of the cursor that is saved.
+
+    Attributes:
+        update: The update at the cursor.
+        start: Position of the first sample that the span covers.
+        stop: The cursor's position.
+        lane_0: First lane of its digest, of all ranks together.
+        lane_1: Second lane.
+    """
+
+    update: Natural
+    start: Natural
+    stop: Natural
+    lane_0: Digest
+    lane_1: Digest
+
+
+class Saved(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
+    """The checkpoint whose cursor is at `update` is complete on the disk: a restart goes on from there, or later."""
+
+    update: Natural
+
+
+RankRecord = Delivered | Again | Commit | Rewind | End | Unreadable | Jump | Agreed | Saved
 
 # numpy's integers are as welcome as Python's: operator.index makes the one of the other.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)
@@ -157,6 +237,21 @@ record_decoder = msgspec.msgpack.Decoder(RankRecord)
 record_list_decoder = msgspec.msgpack.Decoder(list[RankRecord])
 
 
-def digest_ids(ids: NDArray[np.int64]) -> int:
-    """The digest of fetched IDs: xxh3_64 of (k,) int64, C-contiguous, as little-endian bytes."""
-    return xxhash.xxh3_64_intdigest(ids.astype("<i8", copy=False).data)
+def digest_ids(ids: NDArray[np.int64], key: int = 0) -> int:
+    """The digest of fetched IDs: xxh3_64 of (k,) int64, C-contiguous, as little-endian bytes; `key` is its seed."""
+    return xxhash.xxh3_64_intdigest(ids.astype("<i8", copy=False).data, key)
+
+
+def secret_key(secret: str) -> int:
+    """The 64-bit key that digests are seeded with, of a secret text; 0 for none."""
+    return (xxhash.xxh3_64_intdigest(secret.encode()) or 1) if secret else 0
+
+
+def key_check(key: int) -> int:
+    """What tells a wrong key from the right one, and nothing about the key's digests; 0 for none."""
+    return (xxhash.xxh3_64_intdigest(b"resumable_data ledger key", key) or 1) if key else 0
+
+
+def id_bytes(length: int) -> int:
+    """Bytes that hold every ID of an order of `length` samples, a power of two."""
+    return next(width for width in (1, 2, 4, 8) if length <= 1 << 8 * width - (width == 8))

@@ -6,6 +6,10 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
+import xxhash
+
 from resumable_data.errors import LedgerWriteError
 from resumable_data.ledger.frames import (
     HEADER_BYTES_MAX,
@@ -18,6 +22,8 @@ from resumable_data.ledger.frames import (
     shown,
 )
 from resumable_data.ledger.records import (
+    Again,
+    Agreed,
     Commit,
     Delivered,
     End,
@@ -25,18 +31,83 @@ from resumable_data.ledger.records import (
     RankHeader,
     RankRecord,
     Rewind,
+    Saved,
     Unreadable,
+    digest_ids,
     encode_record,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
+
+    from resumable_data.cursor import CoverageSpan
 
 _logger = logging.getLogger(__name__)
 _NOT_OPEN = -1
+
+
+class _Shape(msgspec.Struct, frozen=True, gc=False):
+    """What a delivery is, its digest apart."""
+
+    update: int
+    index: int
+    start: int
+    stride: int
+    count: int
+    padding: int
+    filler: int
+
+    def follows(self, last: _Shape) -> bool:
+        """Whether `Again` says all of it after `last`."""
+        if self.padding or self.filler or last.padding or last.filler:
+            return False
+        if self.stride != last.stride or self.count != last.count:
+            return False
+        if self.start != last.start + last.stride * last.count:
+            return False
+        if self.update == last.update:
+            return self.index == last.index + 1
+        return self.update == last.update + 1 and self.index == 0
+
+
+class _Fold:
+    """Microbatches of one update that become one record.
+
+    Args:
+        shape: The first of them.
+        key: What the digest is keyed with.
+    """
+
+    def __init__(self, shape: _Shape, key: int) -> None:
+        self.shape = shape
+        self.parts = 0
+        self.ids: list[NDArray[np.int64]] = []
+        self._hash = xxhash.xxh3_64(seed=key)
+        self.count = 0
+
+    def takes(self, shape: _Shape) -> bool:
+        """Whether the next microbatch fits into the same record."""
+        first = self.shape
+        return (
+            shape.update == first.update
+            and shape.index == first.index + self.parts
+            and shape.start == first.start + first.stride * self.count
+            and shape.stride == first.stride
+        )
+
+    def add(self, count: int, ids: NDArray[np.int64]) -> None:
+        """Add the next microbatch."""
+        self._hash.update(ids.astype("<i8", copy=False).data)
+        self.ids.append(ids)
+        self.count += count
+        self.parts += 1
+
+    @property
+    def digest(self) -> int:
+        """The digest of all their IDs."""
+        return self._hash.intdigest()
 
 
 class RankWriter:
@@ -51,15 +122,31 @@ class RankWriter:
         path: The file, which must not exist; None makes a writer that is broken from the start.
         header: What the file starts with.
         on_error: ``"unproven"`` or ``"raise"``.
+        key: What digests are keyed with, see `secret_key`; 0 where they are not.
+        fold_rows: Smaller microbatches of one update are folded into records of about so many rows.
     """
 
-    def __init__(self, path: Path | None, header: RankHeader | None, *, on_error: str = "unproven") -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        header: RankHeader | None,
+        *,
+        on_error: str = "unproven",
+        key: int = 0,
+        fold_rows: int = 0,
+    ) -> None:
         self._path = path
         self._on_error = on_error
         self._descriptor = _NOT_OPEN
         self._chain = 0
         self._payload_bytes_max = 0
-        self._is_full = header is not None and header.ids == "full"
+        self._id_type = f"<u{header.id_bytes}" if header is not None and header.ids == "full" else ""
+        self._key = key
+        self._fold_rows = fold_rows
+        self._fold: _Fold | None = None
+        self._last: _Shape | None = None
+        self.needs_ids = bool(self._id_type or key or fold_rows)
+        """Whether `delivered` has to be given the IDs."""
         self._is_directory_synced = False
         self.broken = path is None
         """Whether records are missing from the file, and will be."""
@@ -77,17 +164,52 @@ class RankWriter:
         filler: int,
         digest: int,
         ids: NDArray[np.int64] | None = None,
+        *,
+        is_last: bool = True,
     ) -> None:
         """Record a microbatch handed to the training loop; the arguments are the fields of `Delivered`.
 
-        `ids` (count,) int64 are needed, and kept, only where the ledger was made with ``ids="full"``.
+        Args:
+            update: See `Delivered`, like all up to `digest`.
+            index: As above.
+            start: As above.
+            stride: As above.
+            count: As above.
+            padding: As above.
+            filler: As above.
+            digest: As above, without a key.
+            ids: (count,) int64, the IDs; not needed where `needs_ids` is False.
+            is_last: Whether the update is complete with it, so that nothing more can be folded into its record.
         """
-        kept = ids.astype("<i8").tobytes() if self._is_full and ids is not None else None
-        self._append(Delivered(update, index, start, stride, count, padding, filler, digest, kept))
+        if self._descriptor == _NOT_OPEN:
+            return
+        shape = _Shape(update, index, start, stride, count, padding, filler)
+        if self._fold is not None and not self._fold.takes(shape):
+            self._unfold()
+        if self._fold_rows > count and ids is not None and not (padding or filler) and count:
+            fold = self._fold = self._fold or _Fold(shape, self._key)
+            fold.add(count, ids)
+            if is_last or fold.count >= self._fold_rows:
+                self._unfold()
+            return
+        if self._fold is not None:
+            self._unfold()
+        if self._key and ids is not None:
+            digest = digest_ids(ids, self._key)
+        self._deliver(shape, digest, ids, 1)
 
     def unreadable(self, update: int, index: int, position: int, sample_id: int) -> None:
         """Record a sample of the microbatch recorded next that could not be read; see `Unreadable`."""
         self._append(Unreadable(update, index, position, sample_id))
+
+    def agreed(self, update: int, span: CoverageSpan) -> None:
+        """Record what the ranks agreed on right before a save, see `Agreed`, and wait for the disk."""
+        self._append(Agreed(update, span.start, span.stop, *span.lanes))
+        self.sync()
+
+    def saved(self, update: int) -> None:
+        """Record that the checkpoint at `update` is complete on the disk, see `Saved`."""
+        self._append(Saved(update))
 
     def commit(self, update: int, applied: bool) -> None:
         """Record that the optimizer took (`applied`) or skipped the step of `update`."""
@@ -103,6 +225,8 @@ class RankWriter:
 
     def sync(self) -> None:
         """Wait until all that was recorded is on the disk, the file's name included."""
+        if self._fold is not None:
+            self._unfold()
         if self._descriptor == _NOT_OPEN:
             return
         try:
@@ -125,7 +249,33 @@ class RankWriter:
     def __del__(self) -> None:
         self._release()
 
+    def _unfold(self) -> None:
+        fold, self._fold = self._fold, None
+        assert fold is not None
+        ids = np.concatenate(fold.ids) if self._id_type else None
+        self._deliver(msgspec.structs.replace(fold.shape, count=fold.count), fold.digest, ids, fold.parts)
+
+    def _deliver(self, shape: _Shape, digest: int, ids: NDArray[np.int64] | None, parts: int) -> None:
+        kept = self._narrow(ids) if self._id_type and ids is not None else None
+        last, self._last = self._last, shape if parts == 1 else None
+        if parts == 1 and last is not None and shape.follows(last):
+            self._write(Again(shape.update != last.update, digest, kept))
+        else:
+            s = shape
+            fields = (s.update, s.index, s.start, s.stride, s.count, s.padding, s.filler)
+            self._write(Delivered(*fields, digest, kept, parts))
+
+    def _narrow(self, ids: NDArray[np.int64]) -> bytes | None:
+        """The IDs in as few bytes as the header says; None, which no reader accepts, where they do not fit."""
+        kept = ids.astype(self._id_type)
+        return kept.tobytes() if np.array_equal(kept, ids) else None
+
     def _append(self, record: RankRecord) -> None:
+        if self._fold is not None:
+            self._unfold()
+        self._write(record)
+
+    def _write(self, record: RankRecord) -> None:
         if self._descriptor == _NOT_OPEN:
             return
         try:

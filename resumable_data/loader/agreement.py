@@ -14,7 +14,7 @@ import torch.distributed as dist
 import xxhash
 
 from resumable_data.cursor import NO_ROWS, Lanes, add_lanes, decode_cursor, encode_cursor
-from resumable_data.errors import DisagreementError
+from resumable_data.errors import DisagreementError, FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,7 @@ class Report(NamedTuple):
         lane_0: First lane of the digest of its own rows since the last agreement.
         lane_1: Second lane.
         run: The number of the run as far as this process knows, else a proposal; the first process's is taken.
+        is_fenced: Whether the ledger says that another launch goes on with the run; only the first process looks.
     """
 
     rank: int
@@ -46,9 +47,10 @@ class Report(NamedTuple):
     lane_0: int
     lane_1: int
     run: int
+    is_fenced: bool
 
 
-_FORMAT = struct.Struct("<7Q")
+_FORMAT = struct.Struct("<7Q?")
 
 
 def cursor_hash(cursor: Cursor) -> int:
@@ -111,6 +113,21 @@ def check_reports(reports: Sequence[Report], *, explain: Callable[[], Sequence[C
         raise _disagreement(
             "the loader's settings, shown as a hash (epochs, microbatch, pad_microbatches, gradient_reduction, seed)",
             [f"{report.settings:016x}" for report in reports],
+        )
+
+
+def check_fence(reports: Sequence[Report]) -> None:
+    """Make sure that no other launch took the run over.
+
+    Raises:
+        FencedError: One did.
+    """
+    if any(report.is_fenced for report in reports):
+        raise FencedError(
+            "another launch of this run claimed a newer attempt in the ledger, so the run goes on there. A checkpoint "
+            "saved here would be of a branch that nobody goes on with, or would replace the other launch's. Nothing "
+            "was saved; stop this job, or stop the other one and restart this one from a checkpoint. Two jobs that are "
+            "both meant need a ledger each."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 import xxhash
 
-from resumable_data import __version__
-from resumable_data.cursor import compare_recipes, describe_changes
-from resumable_data.errors import LedgerCorruptError, LedgerError, OtherRunError, UsageError
-from resumable_data.ledger import Claim
+from resumable_data.errors import OtherRunError, UsageError
 from resumable_data.loader.agreement import (
     Report,
+    check_fence,
     check_reports,
     cursor_hash,
     exchange,
     gather_cursors,
-    gather_numbers,
     sum_reports,
 )
+from resumable_data.loader.recording import Recording
 from resumable_data.loader.targets import Process, read_count, sum_counts
 from resumable_data.loader.unreadable import require_no_peers
 from resumable_data.sampler import Progress
@@ -33,13 +30,10 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from resumable_data.cursor import Cursor
-    from resumable_data.ledger import Ledger, RankWriter
+    from resumable_data.cursor import Cursor, Lanes
+    from resumable_data.ledger import Ledger
     from resumable_data.plan import Schedule
     from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
-
-
-_RUN_ID = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +90,7 @@ class Session:
             max_uncommitted=settings.max_uncommitted,
         )
         self._process: Process | None = None
-        self._writer: RankWriter | None = None
-        self._keeps_ids = settings.ledger is not None and settings.ledger.ids == "full"
+        self._recording = Recording(settings.ledger, settings.topology, settings.layout, settings.epochs)
         self._has_begun = False
 
     @property
@@ -117,7 +110,7 @@ class Session:
             OtherRunError: It is of another one.
         """
         # a run that committed nothing has no state to be mixed up with; what its ledger holds is another matter
-        known = self.cursor.run_id or self._ledger_run()
+        known = self.cursor.run_id or self._recording.known_run()
         if known and start.run_id and known != start.run_id:
             raise OtherRunError(
                 f"the saved cursor belongs to run {start.run_id}; this loader or its ledger belongs to run {known}. "
@@ -145,7 +138,8 @@ class Session:
             if self._settings.max_unreadable is not None:
                 require_no_peers(reports)
         self._progress.run_id = self._progress.run_id or f"{reports[0].run:016x}"
-        self._open_ledger()
+        self._recording.open(self.cursor, self._progress.run_id, self._process)
+        self._progress.attempt = self._recording.attempt
         self._has_begun = True
 
     def deliver(self, rows: MicrobatchRows, digest: int, unreadable: tuple[int, ...] = ()) -> None:
@@ -154,36 +148,17 @@ class Session:
         `unreadable` are the numbers of those that could not be read, filler rows left out.
         """
         self._progress.deliver(rows)
-        writer = self._writer
-        if writer is None:
-            return
-        for row in unreadable:
-            position = rows.start + rows.shape.stride * row
-            writer.unreadable(rows.update, rows.microbatch, position, int(rows.ids[row]))
-        if rows.num_filler:
-            digest = xxhash.xxh3_64_intdigest(rows.ids_bytes)
-        writer.delivered(
-            rows.update,
-            rows.microbatch,
-            rows.start,
-            rows.shape.stride,
-            rows.num_rows,
-            rows.num_padding,
-            rows.num_filler,
-            digest,
-            rows.ids if self._keeps_ids else None,
-        )
+        self._recording.deliver(rows, digest, unreadable)
 
     def jump(self, index: int, position: int) -> None:
         """Take down that the batch `index`, delivered next, starts at the later epoch at `position`."""
-        if self._writer is not None:
-            self._writer.jump(index, position)
+        self._recording.jump(index, position)
 
     def commit(self, *, applied: bool, ends_step: bool = True) -> None:
         """Move the cursor past the update, or batch, at the cursor; see `Progress.commit`."""
         update = self._progress.commit(applied=applied, ends_step=ends_step)
-        if ends_step and self._writer is not None:
-            self._writer.commit(update, applied)
+        if ends_step:
+            self._recording.commit(update, applied)
 
     def count_targets(self, update: int, local_count: Any, global_count: Any) -> float:
         """Take down the target tokens of a delivered update; its loss scale. See `Update.set_targets`. Collective."""
@@ -206,18 +181,21 @@ class Session:
 
     def rewind(self) -> None:
         """Forget what was delivered and not committed."""
-        if self._progress.has_uncommitted and self._writer is not None:
-            self._writer.rewind(self.cursor.next_index)
+        if self._progress.has_uncommitted:
+            self._recording.rewind(self.cursor.next_index)
         self._progress.rewind()
 
     def agree(self, peers: Sequence[Session] | None = None) -> Cursor:
         """Make sure that all ranks hold the same cursor, and put the digest of what they read into it. Collective.
+
+        The ledger is on the disk afterwards, up to here.
 
         Args:
             peers: The sessions of all ranks, where they live in one process without a process group.
 
         Raises:
             DisagreementError: They do not.
+            FencedError: Another launch goes on with the run.
             UsageError: There is no process group of these ranks and no peers were given.
         """
         group = self._settings.topology.group
@@ -230,27 +208,37 @@ class Session:
             check_reports(reports, explain=lambda: gather_cursors(self.cursor, group))
             sessions = [self]
         elif self._settings.layout.num_replicas == 1:
-            return self.cursor
+            reports, sessions = [self._report()], [self]
         else:
             raise UsageError(
                 f"this loader is rank {self._settings.layout.rank} of {self._settings.layout.num_replicas} by its "
                 "arguments, and no process group has these ranks, so there is nobody to ask. Initialise the process "
                 "group with the same ranks; for ranks simulated in one process give peers=[all their loaders]."
             )
+        check_fence(reports)
         lanes = sum_reports(reports)
         for session in sessions:
-            session._progress.cover(lanes)
+            session._agree_on(lanes)
         return self.cursor
+
+    def _agree_on(self, lanes: Lanes) -> None:
+        if self._settings.layout.num_replicas > 1:
+            self._progress.cover(lanes)  # a rank that is alone covers at each commit
+        cursor = self.cursor
+        if cursor.coverage and cursor.coverage[-1].stop == cursor.position:
+            self._recording.agreed(cursor.next_index, cursor.coverage[-1])
+
+    def mark_saved(self) -> None:
+        """Record in the ledger that the checkpoint at the cursor is complete."""
+        self._recording.saved(self.cursor.next_index)
 
     def close(self) -> None:
         """End the ledger's file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._recording.close()
 
     def _find_peers(self, reports: Sequence[Report], group: ProcessGroup) -> Process:
         peers = [process for process, report in enumerate(reports) if report.rank == self._settings.layout.rank]
-        return Process(group, is_first=dist.get_rank(group) == peers[0], num_peers=len(peers))
+        return Process(group, number=peers.index(dist.get_rank(group)), num_peers=len(peers))
 
     def _report(self) -> Report:
         layout = self._settings.layout
@@ -263,96 +251,20 @@ class Session:
             lane_0=lane_0,
             lane_1=lane_1,
             run=0 if self._has_begun else self._propose_run(),
+            is_fenced=self._has_begun and self._is_first and self._recording.is_fenced(),
         )
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is the process that looks at the ledger for all."""
+        group = self._settings.topology.group
+        return group is None or dist.get_rank(group) == 0
 
     def _propose_run(self) -> int:
         """The number of the ledger's run, else a new one: random, or the recipe's where ranks cannot talk."""
-        known = self._ledger_run()
+        known = self._recording.known_run()
         if known:
             return int(known, 16)
         if self._settings.topology.group is None and self._settings.layout.num_replicas > 1:
             return xxhash.xxh3_64_intdigest(repr(self.cursor.recipe.fields()).encode())
         return secrets.randbits(64)
-
-    def _ledger_run(self) -> str:
-        newest = self._settings.ledger and self._settings.ledger.newest()
-        if newest and not _RUN_ID.fullmatch(newest.run_id):
-            raise LedgerCorruptError(
-                f"expected a run ID of 16 hexadecimal digits in attempt {newest.attempt} of the ledger, found "
-                f"{newest.run_id!r}. Nothing was read or written; give the run another ledger directory."
-            )
-        return newest.run_id if newest else ""
-
-    def _check_ledger(self, ledger: Ledger) -> None:
-        """Make sure that a run from position 0 is not recorded among the attempts of another one.
-
-        A change that was declared before the first update is in the cursor, and is not another run.
-        """
-        newest = ledger.newest()
-        changes = compare_recipes(newest.start.recipe, self.cursor.recipe) if newest else ()
-        if self.cursor.updates == 0 and changes and not self.cursor.migrations:
-            raise OtherRunError(
-                f"this run starts at position 0 with another recipe than the run in the ledger {ledger.path}:\n"
-                f"{describe_changes(changes)}\nNothing was read. Give the new run a ledger directory of its own; or, "
-                "to go on with the old run, load its checkpoint first."
-            )
-
-    def _open_ledger(self) -> None:
-        """Join the attempt, and open this rank's file where no peer of a lower number does."""
-        ledger, group, layout = self._settings.ledger, self._settings.topology.group, self._settings.layout
-        if ledger is None:
-            return
-        process = 0 if group is None else dist.get_rank(group)
-        is_peer = self._process is not None and not self._process.is_first
-        if group is None:
-            self._check_ledger(ledger)
-            claim = ledger.join(self.cursor, rank=layout.rank, **self._claim_arguments())
-        else:
-            claim = self._claim_together(ledger, group, process)
-        self._progress.attempt = claim.attempt
-        failure = self._open_rank(ledger, claim) if claim.attempt and not is_peer else None
-        if group is not None and ledger.on_error == "raise":
-            _fail_together(failure, group)
-        if failure is not None:
-            raise failure
-
-    def _open_rank(self, ledger: Ledger, claim: Claim) -> LedgerError | None:
-        """Open this rank's file; the error where it cannot be opened and errors are to be raised."""
-        try:
-            self._writer = ledger.open_rank(claim, rank=self._settings.layout.rank)
-        except LedgerError as error:
-            return error
-        return None
-
-    def _claim_together(self, ledger: Ledger, group: ProcessGroup, process: int) -> Claim:
-        """The first process claims the attempt and tells the others its number; -1 tells them that it failed."""
-        arguments = self._claim_arguments()
-        if process:
-            attempt = gather_numbers(0, group)[0]
-            if attempt < 0:
-                raise LedgerError("process 0 could not claim an attempt in the ledger; its own error says why")
-            return Claim(attempt=attempt, start=self.cursor, package_version=__version__, **arguments)
-        try:
-            self._check_ledger(ledger)
-            claim = ledger.claim(self.cursor, **arguments)
-        except BaseException:
-            gather_numbers(-1, group)
-            raise
-        gather_numbers(claim.attempt, group)
-        return claim
-
-    def _claim_arguments(self) -> dict[str, Any]:
-        layout = self._settings.layout
-        return {
-            "run_id": self._progress.run_id,
-            "num_replicas": layout.num_replicas,
-            "microbatch": layout.microbatch,
-            "epochs": self._settings.epochs,
-        }
-
-
-def _fail_together(failure: LedgerError | None, group: ProcessGroup) -> None:
-    """Where one process fails, let none go on into a collective call that the others never make. Collective."""
-    failed = [process for process, number in enumerate(gather_numbers(int(failure is not None), group)) if number]
-    if failed and failure is None:
-        raise LedgerError(f"process {failed[0]} could not open its file in the ledger; its own error says why")

@@ -56,13 +56,18 @@ class Process(NamedTuple):
 
     Attributes:
         group: All processes that read, tensor-, context- and pipeline-parallel peers included.
-        is_first: Whether it is the one of its data-parallel rank whose count is taken.
+        number: Its number among the processes of its data-parallel rank.
         num_peers: Processes of its data-parallel rank, itself included.
     """
 
     group: ProcessGroup
-    is_first: bool
+    number: int
     num_peers: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one of its data-parallel rank that counts, and writes to the ledger."""
+        return self.number == 0
 
 
 def read_count(value: Any) -> int:

@@ -24,6 +24,8 @@ class Topology:
     Attributes:
         rank: Data-parallel rank. TP, CP and PP peers of one data-parallel rank share it.
         num_replicas: Number of data-parallel ranks.
+        axes: Names and sizes of all axes of the job's mesh, the slowest first.
+        data_axes: Those along which ranks read different samples.
         group: The process group of all ranks that read, peers included; None where there is none: no process group,
             one of a single process that simulates several ranks, or a loader that reads everything by itself.
     """
@@ -31,6 +33,13 @@ class Topology:
     rank: int
     num_replicas: int
     group: ProcessGroup | None
+    axes: tuple[tuple[str, int], ...] = ()
+    data_axes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            object.__setattr__(self, "axes", (("dp", self.num_replicas),))
+            object.__setattr__(self, "data_axes", ("dp",))
 
 
 def resolve_topology(
@@ -111,7 +120,9 @@ def _from_mesh(mesh: DeviceMesh, data_axes: str | Sequence[str] | None) -> Topol
         if name in data_axes:
             rank = rank * mesh.size(axis) + coordinate[axis]
             num_replicas *= mesh.size(axis)
-    return Topology(rank=rank, num_replicas=num_replicas, group=_group_of(mesh))
+    axes = tuple((name, mesh.size(axis)) for axis, name in enumerate(names))
+    group = _group_of(mesh)
+    return Topology(rank=rank, num_replicas=num_replicas, group=group, axes=axes, data_axes=tuple(data_axes))
 
 
 def _group_of(mesh: DeviceMesh) -> ProcessGroup | None:
