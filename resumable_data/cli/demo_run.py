@@ -128,13 +128,13 @@ class Watch:
         """Where a rank is that was handed some, and not all, microbatches of a full update; else None."""
         folder = self.out / "ledger" / attempt_name(self.attempt)
         try:
-            blocks, claim = list(read_rank(folder / rank_name(rank)).deliveries()), read_claim(folder / CLAIM_NAME)
+            deliveries = read_rank(folder / rank_name(rank)).all_deliveries()
+            claim = read_claim(folder / CLAIM_NAME)
         except LedgerError:  # not there yet
             return None
         batch = claim.start.recipe.global_batch
         plan = BatchPlan(global_batch=batch, microbatch=claim.microbatch, num_replicas=claim.num_replicas)
-        deliveries = next((block for block in reversed(blocks) if len(block)), None)
-        if deliveries is None or deliveries.index[-1] + 1 == plan.accumulation_steps:
+        if not len(deliveries) or deliveries.index[-1] + 1 == plan.accumulation_steps:
             return None
         return MidUpdate(int(deliveries.update[-1]), int(deliveries.index[-1]), plan.accumulation_steps)
 

@@ -113,6 +113,14 @@ def deliveries_of(columns: NDArray[np.int64], digest: NDArray[np.uint64]) -> Del
     return Deliveries(update, index, start, stride, count, padding, filler, parts, digest)
 
 
+def concatenate(blocks: list[Deliveries]) -> Deliveries:
+    """Blocks of deliveries as one."""
+    columns = [np.empty((len(COLUMNS), 0), np.int64)]
+    columns += [np.stack([getattr(block, name) for name in COLUMNS]) for block in blocks]
+    digests = [np.empty(0, np.uint64), *(block.digest for block in blocks)]
+    return deliveries_of(np.concatenate(columns, axis=1), np.concatenate(digests))
+
+
 def shape_of(record: Delivered) -> tuple[int, ...]:
     """A record's fields, those of `COLUMNS`."""
     return (

@@ -15,6 +15,7 @@ from resumable_data.ledger.columns import (
     Jumps,
     Rewinds,
     UnreadableRows,
+    concatenate,
     deliveries_of,
     shape_of,
     write_out,
@@ -112,6 +113,10 @@ class RankLog(msgspec.Struct, frozen=True):
             yield from _Follower().follow(blocks)
             if header != self.header or frames.offset != self.num_bytes:
                 raise frames.corrupt(frames.offset, f"{self.num_bytes} bytes, as when it was first read", "others")
+
+    def all_deliveries(self) -> Deliveries:
+        """What was handed to the training loop, at once: for files that fit memory."""
+        return concatenate(list(self.deliveries()))
 
 
 def read_claim(path: Path) -> Claim:

@@ -63,7 +63,7 @@ class _Shape(msgspec.Struct, frozen=True, gc=False):
         """Whether `Again` says all of it after `last`."""
         if self.padding or self.filler or last.padding or last.filler:
             return False
-        if self.stride != last.stride or self.count != last.count:
+        if self.stride != last.stride or self.count != last.count or not self.count:
             return False
         if self.start != last.start + last.stride * last.count:
             return False
@@ -256,7 +256,13 @@ class RankWriter:
         self._deliver(msgspec.structs.replace(fold.shape, count=fold.count), fold.digest, ids, fold.parts)
 
     def _deliver(self, shape: _Shape, digest: int, ids: NDArray[np.int64] | None, parts: int) -> None:
-        kept = self._narrow(ids) if self._id_type and ids is not None else None
+        kept = None
+        if self._id_type and ids is not None:
+            narrow = ids.astype(self._id_type)
+            if not np.array_equal(narrow, ids):
+                self._fail(ValueError(f"an ID outside what the order's length allows, {int(ids.max())}"))
+                return
+            kept = narrow.tobytes()
         last, self._last = self._last, shape if parts == 1 else None
         if parts == 1 and last is not None and shape.follows(last):
             self._write(Again(shape.update != last.update, digest, kept))
@@ -264,11 +270,6 @@ class RankWriter:
             s = shape
             fields = (s.update, s.index, s.start, s.stride, s.count, s.padding, s.filler)
             self._write(Delivered(*fields, digest, kept, parts))
-
-    def _narrow(self, ids: NDArray[np.int64]) -> bytes | None:
-        """The IDs in as few bytes as the header says; None, which no reader accepts, where they do not fit."""
-        kept = ids.astype(self._id_type)
-        return kept.tobytes() if np.array_equal(kept, ids) else None
 
     def _append(self, record: RankRecord) -> None:
         if self._fold is not None:

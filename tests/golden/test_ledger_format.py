@@ -43,5 +43,5 @@ def test_records_of_version_1() -> None:
     assert [log.has_end for log in logs] == [False] * 3 + [True] * 2
     assert logs[0].rewinds.update.tolist() == [1]
     assert logs[3].commits.applied.tolist() == [True, True, False, True]
-    assert logs[3].deliveries.start.tolist()[:3] == [20, 26, 23]
-    assert sum(int(log.deliveries.padding.sum()) for log in logs[3:]) == 14
+    assert logs[3].all_deliveries().start.tolist()[:3] == [20, 26, 23]
+    assert sum(int(log.all_deliveries().padding.sum()) for log in logs[3:]) == 14

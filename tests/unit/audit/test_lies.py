@@ -21,7 +21,7 @@ from resumable_data.ledger.frames import (
     make_head,
     open_regular,
 )
-from resumable_data.ledger.records import claim_decoder, encode_record, header_decoder, record_decoder
+from resumable_data.ledger.records import Again, claim_decoder, encode_record, header_decoder, record_decoder
 from resumable_data.order import Shuffle
 from tests.unit.audit.simulator import RUN_ID, Run
 from tests.unit.audit.test_clean_histories import assert_clean, make_recipe
@@ -68,14 +68,29 @@ def at(rank: int, update: int, index: int, change: Callable[[dict[str, int]], li
 
 
 def edit_rank(run: Run, attempt: int, rank: int, edit: Edit) -> None:
-    """Write a rank's file again with other records, and with checksums that are right."""
+    """Write a rank's file again with other records, none of which goes on from another, and with right checksums."""
     path = run.path / f"attempt-{attempt:06d}" / f"rank-{rank:05d}.ledger"
     with open_regular(path) as file:
         frames = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=4096)
         header = frames.first()
         assert header is not None
-        records = [record_decoder.decode(one) for _, payloads in frames.blocks() for one in payloads]
+        records = written_out([record_decoder.decode(one) for _, payloads in frames.blocks() for one in payloads])
     write_frames(path, RANK_KIND, [header, *(encode_record(record) for record in edit(records))])
+
+
+def written_out(records: list[RankRecord]) -> list[RankRecord]:
+    """Deliveries that say that they are like the one before, in full."""
+    whole: list[RankRecord] = []
+    last = None
+    for record in records:
+        if isinstance(record, Again):
+            assert last is not None
+            place = (last.update + 1, 0) if record.is_next else (last.update, last.index + 1)
+            start = last.start + last.stride * last.count
+            record = Delivered(*place, start, last.stride, last.count, 0, 0, record.digest, record.ids)
+        last = record if isinstance(record, Delivered) else last
+        whole.append(record)
+    return whole
 
 
 def edit_claim(run: Run, attempt: int, edit: Callable[[Claim], Claim]) -> None:

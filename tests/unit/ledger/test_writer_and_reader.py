@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from resumable_data.cursor import Cursor, Recipe
 from resumable_data.errors import LedgerCorruptError, LedgerWriteError
-from resumable_data.ledger import Ledger, RankHeader, RankWriter, digest_ids
+from resumable_data.ledger import Ledger, RankHeader, RankWriter, digest_ids, frames
+from resumable_data.ledger.columns import COLUMNS
 from resumable_data.ledger.frames import RANK_KIND, chain_checksum, make_frame, make_head
 from resumable_data.ledger.reader import read_claim, read_rank
 from resumable_data.ledger.records import encode_record
@@ -50,7 +51,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     writer.close()
     log = read_rank(path)
     assert (log.header, log.has_end, log.torn_bytes, log.num_bytes) == (HEADER, True, 0, path.stat().st_size)
-    deliveries = log.deliveries
+    deliveries = log.all_deliveries()
     assert deliveries.update.tolist() == [0, 0, 1, 1]
     assert deliveries.index.tolist() == [0, 1, 0, 0]
     assert deliveries.start.tolist() == [0, 8, BIG, BIG]
@@ -74,7 +75,7 @@ def test_each_record_is_in_the_file_at_once(tmp_path: Path) -> None:
     writer = RankWriter(path, HEADER)
     sizes = [path.stat().st_size]
     write_some(writer)
-    assert len(read_rank(path).deliveries) == 4
+    assert len(read_rank(path).all_deliveries()) == 4
     assert path.stat().st_size > sizes[0]
     assert not read_rank(path).has_end
 
@@ -83,7 +84,7 @@ def test_a_file_without_records(tmp_path: Path) -> None:
     """A rank that was killed before its first delivery leaves a header, or part of one."""
     path = tmp_path / "rank"
     RankWriter(path, HEADER)
-    assert (read_rank(path).header, len(read_rank(path).deliveries)) == (HEADER, 0)
+    assert (read_rank(path).header, len(read_rank(path).all_deliveries())) == (HEADER, 0)
     data = path.read_bytes()
     for cut in range(len(data)):
         path.write_bytes(data[:cut])
@@ -96,7 +97,7 @@ def test_numpy_integers_are_recorded(tmp_path: Path) -> None:
     writer = RankWriter(path, HEADER)
     values: list[Any] = [*(np.int64(n) for n in (0, 0, 5, 2, 4, 0, 0)), np.uint64((1 << 64) - 1)]
     writer.delivered(*values)
-    assert (writer.broken, read_rank(path).deliveries.start.tolist()) == (False, [5])
+    assert (writer.broken, read_rank(path).all_deliveries().start.tolist()) == (False, [5])
 
 
 def test_full_ids_are_kept_and_checked(tmp_path: Path) -> None:
@@ -105,13 +106,13 @@ def test_full_ids_are_kept_and_checked(tmp_path: Path) -> None:
     start = Cursor(recipe=Recipe(order=Sequential(100).describe(), global_batch=8))
     claim = ledger.claim(start, num_replicas=1, microbatch=100, epochs=None, run_id="aa")
     writer = ledger.open_rank(claim, rank=0)
-    ids = np.arange(100, dtype=np.int64) << 50
+    ids = np.arange(100, dtype=np.int64)
     writer.delivered(0, 0, 0, 1, 100, 0, 0, digest_ids(ids), ids)
     path = ledger.path / "attempt-000001" / "rank-00000.ledger"
-    assert ids.tobytes() in path.read_bytes()
-    assert read_rank(path).deliveries.count.tolist() == [100]
+    assert ids.astype(np.uint8).tobytes() in path.read_bytes()
+    assert read_rank(path).all_deliveries().count.tolist() == [100]
     writer.delivered(0, 1, 0, 1, 100, 0, 0, digest_ids(ids) ^ 1, ids)
-    with pytest.raises(LedgerCorruptError, match="expected 800 bytes of IDs with the record's digest"):
+    with pytest.raises(LedgerCorruptError, match="expected 100 bytes of IDs with the record's digest"):
         read_rank(path)
 
 
@@ -288,5 +289,92 @@ def test_full_ids_of_any_microbatch_come_back(tmp_path: Path, count: int) -> Non
     writer.delivered(0, 0, 0, 1, count, 0, 0, digest_ids(ids), ids)
     writer.close()
     log = read_rank(tmp_path / "attempt-000001" / "rank-00000.ledger")
-    assert log.deliveries.count.tolist() == [count]
+    assert log.all_deliveries().count.tolist() == [count]
     assert log.has_end
+
+
+@pytest.mark.parametrize(("length", "width"), [(256, 1), (257, 2), (1 << 16, 2), (1 << 32, 4), ((1 << 32) + 1, 8)])
+def test_ids_take_the_fewest_bytes(tmp_path: Path, length: int, width: int) -> None:
+    """The largest ID of an order comes back from as few bytes as hold it; one beyond ends the ledger, and is named."""
+    ledger = Ledger(tmp_path, ids="full")
+    start = Cursor(recipe=Recipe(order=Sequential(length).describe(), global_batch=8))
+    claim = ledger.claim(start, num_replicas=1, microbatch=8, epochs=None, run_id="aa")
+    writer, ids = ledger.open_rank(claim, rank=0), np.array([length - 1, 0], np.int64)
+    writer.delivered(0, 0, 0, 1, 2, 0, 0, digest_ids(ids), ids)
+    writer.sync()
+    log = read_rank(tmp_path / "attempt-000001" / "rank-00000.ledger")
+    assert log.header is not None
+    assert (log.header.id_bytes, len(log.all_deliveries()), writer.broken) == (width, 1, False)
+    beyond = np.array([1 << 8 * width if width < 8 else -1], np.int64)
+    writer.delivered(0, 1, 0, 1, 1, 0, 0, digest_ids(beyond), beyond)
+    assert writer.broken
+
+
+@st.composite
+def runs_of_deliveries(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """Deliveries as runs and jumps: update, index, start, stride, count, padding, filler."""
+    made, update, index, start, stride, count = [], 0, 0, 0, 2, 3
+    for _ in range(draw(st.integers(0, 30))):
+        change = draw(st.sampled_from(["again", "next", "next", "shape", "padding", "place"]))
+        padding = filler = 0
+        start += stride * count
+        index += 1
+        if change == "next":
+            update, index = update + 1, 0
+        elif change == "shape":
+            stride, count = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+        elif change == "padding":
+            padding, filler = draw(st.integers(0, count)), draw(st.integers(0, 2))
+        elif change == "place":
+            update, index, start = (draw(st.integers(0, 1 << 40)) for _ in range(3))
+        made.append((update, index, start, stride, count, padding, filler))
+    return made
+
+
+@given(runs=runs_of_deliveries(), data=st.data())
+def test_deliveries_that_are_like_the_one_before_come_back(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[int, ...]], data: st.DataObject
+) -> None:
+    """Whatever is said in short is read in full, across blocks of any size, kept in memory or read again."""
+    path = tmp_path_factory.mktemp("run") / "rank"
+    writer = RankWriter(path, HEADER)
+    for number, shape in enumerate(runs):
+        writer.delivered(*shape, number)
+        if data.draw(st.booleans(), label="commit"):
+            writer.commit(shape[0], True)
+    writer.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "_BLOCK_BYTES", data.draw(st.sampled_from([1, 50, 100, 1 << 20]), label="block"))
+        log = read_rank(path, keep_bytes=data.draw(st.sampled_from([0, 1 << 20]), label="kept"))
+        found = log.all_deliveries()
+    columns = [getattr(found, name).tolist() for name in COLUMNS[:7]]
+    assert list(zip(*columns, strict=True)) == runs
+    assert found.digest.tolist() == list(range(len(runs)))
+    assert found.parts.tolist() == [1] * len(runs)
+
+
+@pytest.mark.parametrize("ids", ["digest", "full"])
+@pytest.mark.parametrize("fold_rows", [1, 5, 6, 100])
+def test_small_microbatches_are_folded_into_one_record(tmp_path: Path, ids: str, fold_rows: int) -> None:
+    """Microbatches of one update become records of about fold_rows rows; none is lost when the file is closed."""
+    ledger = Ledger(tmp_path, ids=ids, fold_rows=fold_rows)
+    start = Cursor(recipe=Recipe(order=Sequential(100).describe(), global_batch=8))
+    claim = ledger.claim(start, num_replicas=1, microbatch=8, epochs=None, run_id="aa")
+    writer, position = ledger.open_rank(claim, rank=0), 0
+    for update in range(2):
+        for index in range(5):
+            rows = np.arange(position, position + 2, dtype=np.int64)
+            writer.delivered(update, index, position, 1, 2, 0, 0, digest_ids(rows), rows, is_last=index == 4)
+            position += 2
+    rows = np.arange(20, 22, dtype=np.int64)
+    writer.delivered(2, 0, 20, 1, 2, 0, 0, digest_ids(rows), rows, is_last=False)
+    writer.close()
+    found = read_rank(tmp_path / "attempt-000001" / "rank-00000.ledger").all_deliveries()
+    size = {1: 1, 5: 3, 6: 3, 100: 5}[fold_rows]
+    parts = [min(size, 5 - first) for first in range(0, 5, size)]
+    assert found.parts.tolist() == [*parts, *parts, 1]
+    assert found.count.tolist() == [2 * n for n in [*parts, *parts, 1]]
+    starts = np.cumsum([0, *found.count.tolist()])[:-1]
+    assert found.start.tolist() == starts.tolist()
+    wanted = [digest_ids(np.arange(s, s + c)) for s, c in zip(starts.tolist(), found.count.tolist(), strict=True)]
+    assert found.digest.tolist() == wanted
