@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from resumable_data.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,7 +28,7 @@ class StepWatch:
     def __init__(self, optimizer: Optimizer, scaler: Any, on_step: Callable[[bool], None]) -> None:
         self._on_step = on_step
         self._num_seen = 0
-        self._hook = optimizer.register_step_post_hook(self._after_step)
+        self._hook = _register(optimizer, self._after_step)
         self._scaler = scaler
         if scaler is not None:
             self._watch(scaler, optimizer)
@@ -54,3 +56,20 @@ class StepWatch:
             return result
 
         scaler.step = step
+
+
+def _register(optimizer: Any, hook: Callable[..., None]) -> Any:
+    """Have torch call `hook` after each step.
+
+    Raises:
+        UsageError: It cannot, since this is something around an optimizer.
+    """
+    try:
+        return optimizer.register_step_post_hook(hook)
+    except AttributeError:
+        kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        raise UsageError(
+            f"track() sees steps by the hooks of a torch.optim.Optimizer, and {kind} has none, so no step would be "
+            "counted. Give the optimizer inside of it: call track() before the optimizer is wrapped, say by "
+            "Accelerate's prepare(); or give none, and call loader.commit() after each step."
+        ) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,6 +60,21 @@ def test_a_dataloader_over_our_samplers_is_refused(options: dict[str, Any]) -> N
         for message, sampler in zip(messages, ("DistributedSampler", "ResumableSampler"), strict=True):
             assert f"Accelerate's prepare() was given a DataLoader over a resumable_data.{sampler}" in message
             assert "Prepare the model and the optimizer only" in message
+
+
+def prepare_with_split_batches() -> list[str]:
+    accelerator = make_accelerator(split_batches=True)
+    made: list[Callable[..., Any]] = [over_distributed_sampler, over_resumable_sampler]
+    return [error_of(lambda make=make: batches(accelerator.prepare(make()))) for make in made]  # type: ignore[misc]
+
+
+def test_split_batches_is_refused() -> None:
+    """A batch that Accelerate would cut in pieces is a rank's own; of a ResumableSampler, Accelerate asks a size."""
+    for of_distributed, of_resumable in run_ranks(prepare_with_split_batches, 2):
+        assert (
+            "Accelerate's prepare() was given a DataLoader over a resumable_data.DistributedSampler" in of_distributed
+        )
+        assert "you must have a `batch_size` attribute" in of_resumable
 
 
 def what_prepare_leaves_alone() -> tuple[list[list[int]], ...]:
@@ -149,3 +166,73 @@ def on_one_process() -> None:
 def test_on_one_process_prepare_changes_nothing() -> None:
     """Where there is nothing to deal out, a prepared DataLoader over our samplers is exact, one batch ahead or not."""
     run_ranks(on_one_process, 1)
+
+
+def steps_of_a_prepared_optimizer(fused: bool) -> tuple[int, int, int]:
+    """Applied and skipped steps, and samples, in a loop with Accelerate's optimizer and a loss scaler."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    make_accelerator()
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([parameter], fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    tracked = rd.track(over_distributed_sampler(), optimizer=optimizer, scaler=scaler)
+    prepared = AcceleratedOptimizer(optimizer, scaler=scaler)  # as prepare() does with mixed_precision="fp16"
+    for number, _ in enumerate(tracked):
+        loss = (parameter * (float("inf") if number in (1, 4) else 1.0)).sum()
+        scaler.scale(loss).backward()
+        prepared.step()
+        assert prepared.step_was_skipped == (not fused and number in (1, 4))  # of a fused one Accelerate cannot tell
+        prepared.zero_grad()
+    cursor = tracked.cursor
+    return cursor.applied, cursor.skipped, cursor.samples
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_steps_of_a_prepared_optimizer_are_counted(fused: bool) -> None:
+    """track() with the optimizer and the scaler inside of Accelerate's counts its steps, and those it skipped."""
+    (counted,) = run_ranks(steps_of_a_prepared_optimizer, 1, fused)
+    assert counted == (LENGTH // MICROBATCH - 2, 2, LENGTH)
+
+
+def track_a_prepared_optimizer() -> str:
+    accelerator = make_accelerator()
+    optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    return error_of(lambda: rd.track(over_distributed_sampler(), optimizer=optimizer))
+
+
+def test_a_prepared_optimizer_is_refused() -> None:
+    """Accelerate's optimizer has no hooks to see its steps by; the error says which one to give."""
+    (message,) = run_ranks(track_a_prepared_optimizer, 1)
+    assert message.startswith("UsageError")
+    assert "AcceleratedOptimizer" in message
+    assert "before" in message
+
+
+def train_resumable_loader() -> float:
+    """The weight after an epoch of the guide's loop, with Accelerate's model, optimizer and backward()."""
+    accelerator = make_accelerator()
+    model: Any = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    loader = rd.ResumableLoader(Numbers(), global_batch=12, microbatch=MICROBATCH, epochs=1)
+    for microbatch in loader:
+        context = contextlib.nullcontext if microbatch.is_last else functools.partial(accelerator.no_sync, model)
+        with context():
+            numbers = microbatch.data.float().unsqueeze(1) / LENGTH
+            losses = (model(numbers) - numbers).square().squeeze(1)
+            accelerator.backward((losses * microbatch.weights).sum() * microbatch.loss_scale)
+        if microbatch.is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+            loader.commit()
+    assert loader.cursor.samples == LENGTH
+    return float(next(iter(model.parameters())))
+
+
+def test_resumable_loader_trains_with_accelerate() -> None:
+    """The gradient does not depend on the number of ranks, in updates whose microbatches are unequal."""
+    (alone,) = run_ranks(train_resumable_loader, 1)
+    for weight in run_ranks(train_resumable_loader, 3):
+        assert abs(weight - alone) < 1e-6
