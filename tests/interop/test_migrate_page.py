@@ -73,8 +73,10 @@ class Model(torch.nn.Module):
         return {"loss": ((self.weight - numbers / 50) ** 2).mean()}
 
 
-def run_script(package: str, folder: Path, last_call: int | None, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the page's script in `folder` until it ends or is killed; what became of it."""
+def run_script(
+    package: str, folder: Path, last_call: int | None, names: dict[str, Any], *, mistake: tuple[str, str] = ("", "")
+) -> dict[str, Any]:
+    """Run the page's script in `folder`, `mistake` made in it, until it ends or is killed; what became of it."""
     pretend_launched(ACCELERATE_USE_CPU="1")
     os.chdir(folder)
     model = Model(last_call)
@@ -82,7 +84,7 @@ def run_script(package: str, folder: Path, last_call: int | None, names: dict[st
     if names.get("optimizer") is not None:
         scope["optimizer"] = names["optimizer"](model.parameters())
     try:
-        exec(compile(blocks_needing(package), PAGE.name, "exec"), scope)
+        exec(compile(blocks_needing(package).replace(*mistake), PAGE.name, "exec"), scope)
         assert last_call is None
     except Killed:
         assert last_call is not None
@@ -100,13 +102,12 @@ def with_accelerate(folder: Path, last_call: int | None) -> dict[str, Any]:
     return run_script("accelerate", folder, last_call, names)
 
 
-def with_transformers(folder: Path, last_call: int | None, **changes: Any) -> dict[str, Any]:
+def with_transformers(folder: Path, last_call: int | None, mistake: tuple[str, str] = ("", "")) -> dict[str, Any]:
     options: dict[str, Any] = {"max_steps": 7, "save_steps": 3, "dataloader_num_workers": 2, "use_cpu": True}
     options |= {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "remove_unused_columns": False}
-    options |= {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", **changes}
-    return run_script(
-        "transformers", folder, last_call, {"dataset": Data(TRAINER_LENGTH, "numbers"), "options": options}
-    )
+    options |= {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no"}
+    names = {"dataset": Data(TRAINER_LENGTH, "numbers"), "options": options}
+    return run_script("transformers", folder, last_call, names, mistake=mistake)
 
 
 def rows_of(ranks: list[dict[str, Any]]) -> list[int]:

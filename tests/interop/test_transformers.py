@@ -40,7 +40,7 @@ def test_a_sampler_that_the_trainer_prepares_is_refused(tmp_path: Path) -> None:
 def forget_to_ignore_the_skip(folder: Path) -> str:
     """Train with the page's script to its first checkpoint and die; go on without ignore_data_skip."""
     with_transformers(folder, 20)
-    return error_of(lambda: with_transformers(folder, None, ignore_data_skip=False))
+    return error_of(lambda: with_transformers(folder, None, ("ignore_data_skip=True, ", "")))
 
 
 def test_the_pages_callback_refuses_a_second_skip(tmp_path: Path) -> None:
