@@ -16,6 +16,7 @@ import torch
 import torch.utils.data
 
 import resumable_data as rd
+from benchmarks._items import BusyItems
 from benchmarks._measure import add_output_argument, report
 
 if TYPE_CHECKING:
@@ -24,23 +25,11 @@ if TYPE_CHECKING:
 NUM_SAMPLES, BATCH_SIZE, NUM_WORKERS, ITEM_COST_S = 4000, 8, 2, 50e-6
 
 
-class BusyItems(torch.utils.data.Dataset[int]):
-    """Items that keep a core busy for `ITEM_COST_S` seconds."""
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        stop = time.perf_counter() + ITEM_COST_S
-        while time.perf_counter() < stop:
-            pass
-        return index
-
-
 def our_batches(num_epochs: int) -> Iterator[Any]:
     """One iteration over all epochs, each update committed."""
+    dataset = BusyItems(NUM_SAMPLES, ITEM_COST_S)
     loader = rd.ResumableLoader(
-        BusyItems(), global_batch=BATCH_SIZE, microbatch=BATCH_SIZE, epochs=num_epochs, num_workers=NUM_WORKERS
+        dataset, global_batch=BATCH_SIZE, microbatch=BATCH_SIZE, epochs=num_epochs, num_workers=NUM_WORKERS
     )
     with loader:
         for microbatch in loader:
@@ -50,7 +39,7 @@ def our_batches(num_epochs: int) -> Iterator[Any]:
 
 def torch_batches(num_epochs: int, *, persistent: bool) -> Iterator[Any]:
     """The usual loop over epochs."""
-    dataset = BusyItems()
+    dataset = BusyItems(NUM_SAMPLES, ITEM_COST_S)
     sampler: Any = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0)
     loader = torch.utils.data.DataLoader(
         dataset, batch_size=BATCH_SIZE, sampler=sampler, num_workers=NUM_WORKERS, persistent_workers=persistent

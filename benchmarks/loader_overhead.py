@@ -17,6 +17,7 @@ import torch
 import torch.utils.data
 
 import resumable_data as rd
+from benchmarks._items import BusyItems
 from benchmarks._measure import add_output_argument, interleave, report, summarise
 
 if TYPE_CHECKING:
@@ -25,22 +26,6 @@ if TYPE_CHECKING:
 ITEM_COST_S = 50e-6
 NUM_SAMPLES = 1_000_000
 MICROBATCH = 8
-
-
-class BusyItems(torch.utils.data.Dataset[int]):
-    """Items that take `cost_s` seconds of a core to read."""
-
-    def __init__(self, cost_s: float) -> None:
-        self._cost_s = cost_s
-
-    def __len__(self) -> int:
-        return NUM_SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        stop = time.perf_counter() + self._cost_s
-        while self._cost_s and time.perf_counter() < stop:
-            pass
-        return index
 
 
 def plain_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
@@ -88,7 +73,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for cost_s, num_batches in ((0.0, 1500), (ITEM_COST_S, 300)):
         for num_workers in (0, 2):
-            dataset = BusyItems(cost_s)
+            dataset = BusyItems(NUM_SAMPLES, cost_s)
             cases = {
                 "plain": partial(plain_batches, dataset, num_workers),
                 "ours": partial(our_batches, dataset, num_workers, 1),

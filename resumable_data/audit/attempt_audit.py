@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from resumable_data.audit.findings import Finding, Issue, finding, gather_issues
-from resumable_data.audit.rank_audit import Change, RankResult, audit_rank, known_stop
+from resumable_data.audit.rank_audit import Change, RankResult, audit_rank, step_stops, surviving_jumps
 from resumable_data.audit.report import AttemptReport, Bounds
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.layout import rank_name
 from resumable_data.ledger.reader import read_rank
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from resumable_data.audit.history import Attempt
     from resumable_data.audit.rank_audit import Branch
     from resumable_data.audit.unreadable import UnreadableSample
     from resumable_data.cursor import Cursor
     from resumable_data.ledger import Claim
     from resumable_data.ledger.reader import RankLog
+    from resumable_data.ledger.records import Jump
 
 
 class AttemptResult(NamedTuple):
@@ -104,12 +103,18 @@ def common_stop(claim: Claim, logs: list[RankLog | None]) -> int:
     Where a file is missing or ends long before the others, it is the last commit found on any, and evidence of
     it is missing.
     """
-    first = claim.start.updates
-    stops = [first if log is None else known_stop(log, first) for log in logs]
-    low, high = min(stops), max(stops)
+    steps = sorted((step_stops(log, claim) for log in logs), key=len)
+    fewest, most = steps[0], steps[-1]
     # Ranks of one job commit together, so a kill comes between two records of one commit at the most.
-    is_plain_kill = high - low <= 1 and (high == first or all(logs))
-    return low if is_plain_kill else high
+    is_plain_kill = len(most) - len(fewest) <= 1 and (not len(most) or all(logs))
+    stops = fewest if is_plain_kill else most
+    return int(stops[-1]) if len(stops) else claim.start.next_index
+
+
+def find_jumps(claim: Claim, logs: list[RankLog | None], stop_update: int) -> list[Jump]:
+    """Where the loop left an epoch early, of the updates before `stop_update`: as the longest file has it."""
+    longest = max((log for log in logs if log), key=lambda log: len(step_stops(log, claim)), default=None)
+    return surviving_jumps(longest, stop_update) if longest else []
 
 
 def audit_branch(
@@ -133,15 +138,18 @@ def audit_branch(
         if result.known_stop < branch.stop_update:
             issues.append(_ends_early(log, rank, result, branch))
         results.append(result)
-    applied = _longest(results)[: branch.stop_update - branch.stretch.first_update]
-    issues += _compare_applied(results, branch)
-    findings = [*files.findings, *gather_issues(claim.attempt, issues), *_check_end(branch)]
+    longest = _longest(results)
+    num_steps = int(np.searchsorted(longest.stops, branch.stop_update, side="right"))
+    applied = longest.applied[:num_steps]
+    issues += _compare_steps(results, branch)
+    findings = [*files.findings, *gather_issues(claim.attempt, issues, branch.word), *_check_end(branch)]
     if child is not None:
-        findings += _check_applied(branch, applied, child)
+        findings += _check_applied(branch, longest, num_steps, child)
+        findings += _check_counts(branch, child) if branch.counts_batches else []
     rewound, beyond = sum(r.rewound for r in results), sum(r.beyond for r in results)
     report = report_attempt(
         claim,
-        stop_update=branch.stop_update,
+        stop_update=claim.start.updates + num_steps if child is None else max(child.updates, claim.start.updates),
         skipped=int((~applied).sum()),
         delivered=sum(result.delivered for result in results),
         discarded=files.count(rewound if child is None else rewound + beyond),
@@ -203,11 +211,11 @@ def report_attempt(
 
 
 def _ends_early(log: RankLog | None, rank: int, result: RankResult, branch: Branch) -> Issue:
-    stop, last = branch.stop_update, result.known_stop
-    expected = f"all commits of updates {branch.stretch.first_update}-{stop - 1}"
+    first, stop, last = branch.course.first_update, branch.stop_update, result.known_stop
+    expected = f"all commits of {branch.word} {first} to {stop - 1}"
     if log is None:
         return Issue("RD105", rank, expected, "no file that can be used", 1, last, stop - 1)
-    found = f"commits up to update {last - 1}" if last > branch.stretch.first_update else "no commits"
+    found = f"commits up to {branch.word} {last - 1}" if last > first else "no commits"
     return Issue("RD106", rank, expected, found, 1, last, stop - 1)
 
 
@@ -221,31 +229,59 @@ def _check_end(branch: Branch) -> list[Finding]:
     return [finding("RD304", where, expected=expected, found=found, attempt=branch.claim.attempt)]
 
 
-def _check_applied(branch: Branch, applied: NDArray[np.bool_], child: Cursor) -> list[Finding]:
-    """The next attempt's start cursor counts the applied updates that were recorded."""
-    if applied.size < branch.stop_update - branch.stretch.first_update:
+def _check_applied(branch: Branch, longest: RankResult, num_steps: int, child: Cursor) -> list[Finding]:
+    """The next attempt's start cursor counts the steps that were recorded."""
+    start = branch.claim.start
+    if longest.known_stop < branch.stop_update:
         return []
-    expected = branch.claim.start.applied + int(applied.sum())
-    if expected == child.applied:
+    applied = int(longest.applied[:num_steps].sum())
+    stop = int(longest.stops[num_steps - 1]) if num_steps else branch.course.first_update
+    expected = (start.applied + applied, start.skipped + num_steps - applied, stop)
+    found = (child.applied, child.skipped, branch.stop_update)
+    if expected == found:
         return []
     where = f"start cursor of the attempt after {branch.claim.attempt}"
-    found = f"{child.applied} applied updates"
-    return [finding("RD401", where, expected=f"{expected} applied updates, as recorded", found=found)]
+    text = f"{{}} applied and {{}} skipped updates, up to {branch.word} {{}}"
+    return [finding("RD401", where, expected=text.format(*expected) + ", as recorded", found=text.format(*found))]
 
 
-def _longest(results: list[RankResult]) -> NDArray[np.bool_]:
-    return max(results, key=lambda result: result.applied.size).applied
+def _check_counts(branch: Branch, child: Cursor) -> list[Finding]:
+    """The next attempt's start cursor counts what the batches took: where updates do not tell, only files do."""
+    start, place = branch.claim.start, branch.stop_place
+    counted = {
+        "samples": start.samples + branch.samples,
+        "padding": start.padding + int(branch.spans.padding.sum()),
+    }
+    if child.recipe == start.recipe:  # else the place was settled for the new one
+        counted.update(epoch=place.epoch, offset=place.offset, dropped=start.dropped + place.dropped)
+    held = {name: getattr(child, name) for name in counted}
+    wrong = [f"{name} {held[name]} in place of {value}" for name, value in counted.items() if held[name] != value]
+    if not wrong:
+        return []
+    where = f"start cursor of the attempt after {branch.claim.attempt}"
+    expected = f"the place and counts that {branch.stop_update - branch.course.first_update} batches lead to"
+    return [finding("RD401", where, expected=expected, found=", ".join(wrong))]
 
 
-def _compare_applied(results: list[RankResult], branch: Branch) -> list[Issue]:
-    """Ranks apply and skip the same updates."""
+def _longest(results: list[RankResult]) -> RankResult:
+    return max(results, key=lambda result: result.stops.size)
+
+
+def _compare_steps(results: list[RankResult], branch: Branch) -> list[Issue]:
+    """Ranks take, apply and skip the same steps."""
     longest = _longest(results)
     issues = []
     for rank, result in enumerate(results):
-        differs = np.flatnonzero(result.applied != longest[: result.applied.size])
+        size = result.stops.size
+        differs = np.flatnonzero((result.applied != longest.applied[:size]) | (result.stops != longest.stops[:size]))
         if differs.size:
-            update = int(differs[0]) + branch.stretch.first_update
-            words = ("skipped", "applied")
-            expected, found = words[int(longest[differs[0]])], words[int(result.applied[differs[0]])]
+            where = int(differs[0])
+            update = int(result.stops[where]) - 1
+            expected, found = (_describe_step(one, where, branch) for one in (longest, result))
             issues.append(Issue("RD302", rank, f"{expected}, as on other ranks", found, differs.size, update, update))
     return issues
+
+
+def _describe_step(result: RankResult, step: int, branch: Branch) -> str:
+    word = "applied" if result.applied[step] else "skipped"
+    return f"{word}, up to batch {int(result.stops[step]) - 1}" if branch.counts_batches else word

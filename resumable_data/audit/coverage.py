@@ -92,9 +92,9 @@ def _num_expected(positions: Vector, branches: Sequence[Branch]) -> Vector:
     """How many branches' updates hold each position: (k,) int64 to (k,) int64."""
     expected = np.zeros(positions.shape, np.int64)
     for branch in branches:
-        inside = (positions >= branch.stretch.position) & (positions < branch.stop_position)
+        inside = (positions >= branch.course.position) & (positions < branch.stop_position)
         which = np.flatnonzero(inside)
-        expected[which] += branch.stretch.is_sample(positions[which])
+        expected[which] += branch.course.is_sample(positions[which])
     return expected
 
 
@@ -102,7 +102,7 @@ def count_joints(branches: Sequence[Branch]) -> Multiplicity:
     """Positions that branches share, and that lie between them, where one does not begin at the end of the last."""
     replayed = omitted = 0
     for before, after in itertools.pairwise(branches):
-        gap = after.stretch.position - before.stop_position
+        gap = after.course.position - before.stop_position
         skipped = after.claim.start.dropped - before.claim.start.dropped - before.stop_place.dropped
         replayed += max(-gap, 0)
         omitted += max(gap - max(skipped, 0), 0)

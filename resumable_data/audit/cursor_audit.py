@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resumable_data.audit.findings import SEVERITIES, Finding, finding
-from resumable_data.audit.replay import check_take_over, is_reachable, replay_cursor
+from resumable_data.audit.replay import check_take_over, count_cursor, is_reachable
 from resumable_data.audit.report import PROVEN, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
-from resumable_data.audit.updates import Stretch
 from resumable_data.errors import CorruptStateError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.order import order_from_description
@@ -37,7 +36,7 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
             f"expected the cursor of a run, found numbers that no run reaches: {shown(cursor)}. Nothing was audited; "
             "the cursor was not written by this package, or was edited."
         )
-    stretches, findings = _count(cursor)
+    stretches, findings = count_cursor(cursor)
     if not findings:
         try:
             order = order_from_description(cursor.recipe.order)
@@ -61,21 +60,11 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
         samples=cursor.samples,
         padding=cursor.padding,
         dropped=cursor.dropped,
+        is_tracked=cursor.has_counted_batches,
         replayed=count,
         omitted=count,
         findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
     )
-
-
-def _count(cursor: Cursor) -> tuple[list[Stretch], list[Finding]]:
-    """The run's updates up to the cursor, and what is wrong with its numbers."""
-    if not cursor.recipe.counts_batches:
-        replay, findings = replay_cursor(cursor)
-        return replay.stretches, findings
-    if not cursor.dropped:
-        return [Stretch(cursor.recipe, 0, 0, 0)], []
-    found = f"{cursor.dropped} of them dropped at ends of epochs, where depends on the ranks of each launch"
-    return [], [finding("RD406", "cursor", expected=f"all {cursor.position} positions delivered", found=found)]
 
 
 def _gap(start: int, stop: int) -> Finding:

@@ -74,6 +74,7 @@ KINDS = {
     "RD302": Kind(VIOLATION, "ranks disagree on whether an update was applied", _EDITED),
     "RD303": Kind(VIOLATION, "a rewind reaches behind a commit", _EDITED),
     "RD304": Kind(VIOLATION, "updates were committed after the end of the run", _EDITED),
+    "RD305": Kind(VIOLATION, "ranks disagree on where an epoch was left early", _EDITED),
     "RD401": Kind(VIOLATION, "a start cursor does not follow from the attempts before it", _EDITED),
     "RD402": Kind(
         VIOLATION,
@@ -114,7 +115,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         attempt: The attempt concerned, None where it is not one.
         ranks: dp ranks concerned, say ``"0-3,7"``; empty where it is not about ranks.
         count: Records, files or fields concerned.
-        first_update: The first update concerned, None where it is not about updates.
+        first_update: The first update concerned, None where it is not about updates; where a DataLoader's batches are
+            counted, `where` says so, the first batch.
         last_update: The last one.
         expected: What should be there, of the first one.
         found: What is there.
@@ -150,6 +152,9 @@ def finding(code: str, where: str, *, expected: str, found: str, attempt: int | 
     )
 
 
+_PLURALS = {"update": "updates", "batch": "batches"}
+
+
 class Issue(NamedTuple):
     """What is wrong with one rank's records, before it is gathered over ranks."""
 
@@ -169,23 +174,23 @@ class _Group(msgspec.Struct):
     updates: list[int] = msgspec.field(default_factory=list)
 
 
-def gather_issues(attempt: int, issues: Iterable[Issue]) -> list[Finding]:
-    """One finding per code for all ranks of an attempt, in the order of codes."""
+def gather_issues(attempt: int, issues: Iterable[Issue], word: str = "update") -> list[Finding]:
+    """One finding per code for all ranks of an attempt, in the order of codes; `word` is what is counted."""
     groups: dict[str, _Group] = {}
     for issue in issues:
         group = groups.setdefault(issue.code, _Group(issue))
         group.ranks.append(issue.rank)
         group.times += issue.times
         group.updates += [u for u in (issue.first_update, issue.last_update) if u is not None]
-    return [_gathered(attempt, code, group) for code, group in sorted(groups.items())]
+    return [_gathered(attempt, code, group, word) for code, group in sorted(groups.items())]
 
 
-def _gathered(attempt: int, code: str, group: _Group) -> Finding:
+def _gathered(attempt: int, code: str, group: _Group, word: str) -> Finding:
     first, last = (min(group.updates), max(group.updates)) if group.updates else (None, None)
     ranks = format_ranks(group.ranks)
     where = f"attempt {attempt}, rank {ranks}"
     if first is not None:
-        where += f", update {first}" if first == last else f", updates {first}-{last}"
+        where += f", {word} {first}" if first == last else f", {_PLURALS[word]} {first}-{last}"
     single = finding(code, where, expected=group.first.expected, found=group.first.found, attempt=attempt)
     return msgspec.structs.replace(single, ranks=ranks, count=group.times, first_update=first, last_update=last)
 

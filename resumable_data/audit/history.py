@@ -9,7 +9,8 @@ import msgspec
 
 from resumable_data.audit.findings import Finding, finding
 from resumable_data.audit.replay import check_successor, is_reachable, replay_cursor
-from resumable_data.errors import LedgerCorruptError, LedgerError
+from resumable_data.audit.updates import Stretch
+from resumable_data.errors import LedgerCorruptError, LedgerError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.layout import CLAIM_NAME, AttemptFiles, attempt_name, list_attempt, list_attempts
 from resumable_data.ledger.reader import read_claim
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from resumable_data.ledger import Claim
 
 NUM_UPDATES_MAX = 1 << 27
+BATCH_ROWS_MAX = 1 << 34  # times the one above, positions still fit int64
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -93,7 +95,33 @@ def _read_own_claim(files: AttemptFiles) -> Claim:
             f"{shown(path)}: expected the cursor of a run, found numbers that no run reaches: {claim.start}. Nothing "
             "was audited; restore the file from a copy."
         )
+    try:
+        schedule = claim_stretch(claim).schedule
+    except UsageError as error:
+        raise LedgerCorruptError(
+            f"{shown(path)}: expected the recipe and ranks of a run, found some that none can have: {error} Nothing "
+            "was audited; restore the file from a copy."
+        ) from None
+    if claim.start.recipe.counts_batches and schedule.global_batch > BATCH_ROWS_MAX:
+        raise LedgerCorruptError(
+            f"{shown(path)}: expected at most {BATCH_ROWS_MAX} rows in a batch of all ranks, found "
+            f"{schedule.global_batch}. Nothing was audited; restore the file from a copy."
+        )
     return claim
+
+
+def claim_stretch(claim: Claim) -> Stretch:
+    """The attempt's updates, from its start cursor on."""
+    start = claim.start
+    return Stretch(
+        recipe=start.recipe,
+        epoch=start.epoch,
+        offset=start.offset,
+        first_update=start.next_index,
+        epochs=claim.epochs,
+        num_replicas=claim.num_replicas,
+        microbatch=claim.microbatch,
+    )
 
 
 def _unknown(path: Path) -> Finding:
@@ -143,8 +171,9 @@ def _check_chain(attempts: dict[int, Attempt], chain: list[int], findings: list[
             findings.append(finding("RD111", where, expected=expected, found=found, attempt=number))
     root = attempts[chain[0]].claim
     where = f"attempt {chain[0]}, start cursor"
-    _, contradictions = replay_cursor(root.start)
-    findings += [_placed(one, where, chain[0]) for one in contradictions]
+    if not root.start.has_counted_batches:
+        _, contradictions = replay_cursor(root.start)
+        findings += [_placed(one, where, chain[0]) for one in contradictions]
     for parent, child in itertools.pairwise(chain):
         before, after = attempts[parent].claim, attempts[child].claim
         where = f"attempt {child}, start cursor"
@@ -152,10 +181,12 @@ def _check_chain(attempts: dict[int, Attempt], chain: list[int], findings: list[
         if after.start.run_id != run_id:
             found = f"run {shown(after.start.run_id)}"
             broken.append(finding("RD401", where, expected=f"run {shown(run_id)}", found=found))
-        if after.start.updates - before.start.updates > NUM_UPDATES_MAX:
+        unit = "batches" if before.start.recipe.counts_batches else "updates"
+        number = getattr(after.start, unit) - getattr(before.start, unit)
+        if number > NUM_UPDATES_MAX:
             raise LedgerError(
-                f"attempt {parent}: expected at most {NUM_UPDATES_MAX} updates in one attempt, found "
-                f"{after.start.updates - before.start.updates}. Nothing was audited."
+                f"attempt {parent}: expected at most {NUM_UPDATES_MAX} {unit} in one attempt, found {number}. Nothing "
+                "was audited."
             )
         findings += [_placed(one, where, child) for one in broken]
 

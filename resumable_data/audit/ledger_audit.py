@@ -7,16 +7,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from resumable_data.audit.attempt_audit import AttemptResult, RankFiles, audit_branch, audit_dead, common_stop
+from resumable_data.audit.attempt_audit import (
+    AttemptResult,
+    RankFiles,
+    audit_branch,
+    audit_dead,
+    common_stop,
+    find_jumps,
+)
 from resumable_data.audit.coverage import check_partition, count_joints, count_multiplicity
 from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
-from resumable_data.audit.history import History, read_history
+from resumable_data.audit.history import History, claim_stretch, read_history
 from resumable_data.audit.rank_audit import Branch
-from resumable_data.audit.replay import check_take_over, replay_cursor
+from resumable_data.audit.replay import check_take_over, count_cursor
 from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.audit.unreadable import check_unreadable
-from resumable_data.audit.updates import Stretch
+from resumable_data.audit.updates import Course, Stretch
 from resumable_data.errors import UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.order import order_from_description
@@ -84,7 +91,7 @@ def audit_ledger(
         if number not in results:
             results[number] = audit_dead(attempt, RankFiles(attempt), is_surely_dead=history.is_whole)
     findings += [one for number in sorted(results) for one in results[number].findings]
-    has_beginning = _check_cursors(history, order, findings)
+    has_beginning = _check_cursors(history, order, branches, findings)
     taken_over = check_take_over(history.newest.claim.start, "ledger", is_accepted=since_take_over)
     findings += taken_over
     has_beginning = has_beginning and (since_take_over or not taken_over)
@@ -103,40 +110,55 @@ def _audit(history: History, number: int, order: Order | None, branches: list[Br
     """Audit an attempt of the chain, and add its branch."""
     attempt = history.attempts[number]
     claim, files = attempt.claim, RankFiles(attempt)
-    logs, child = None, None
-    if number == history.chain[-1]:
+    counts_batches = claim.start.recipe.counts_batches
+    logs, child, jumps = None, None, []
+    if counts_batches or number == history.chain[-1]:
         logs = [files.read(rank) for rank in range(claim.num_replicas)]
+    if number == history.chain[-1]:
+        assert logs is not None
         stop = common_stop(claim, logs)
     else:
         child = history.attempts[history.chain[history.chain.index(number) + 1]].claim.start
-        stop = max(child.updates, claim.start.updates)
-    start = claim.start
-    stretch = Stretch(start.recipe, start.epoch, start.offset, start.updates, claim.epochs)
-    branch = Branch(claim, stretch, stop, order)
+        stop = max(child.batches if counts_batches else child.updates, claim.start.next_index)
+    if counts_batches:
+        assert logs is not None
+        jumps = find_jumps(claim, logs, stop)
+    branch = Branch(claim, Course.of(claim_stretch(claim), jumps), stop, order)
     check_partition(branch)
     branches.append(branch)
     return audit_branch(branch, files, logs, child)
 
 
-def _check_cursors(history: History, order: Order | None, findings: list[Finding]) -> bool:
+def _check_cursors(history: History, order: Order | None, branches: list[Branch], findings: list[Finding]) -> bool:
     """Hold the start cursors' coverage digests against the order; whether all from the run's beginning is known."""
     starts = [(f"attempt {number}, start cursor", history.attempts[number].claim.start) for number in history.chain]
     broken = order is None or any(one.code in _BROKEN_CURSOR_CODES for one in findings)
     wrong: list[Finding] = []
-    if order is not None and not broken:
-        replay, _ = replay_cursor(history.newest.claim.start)
-        wrong = check_spans(order, replay.stretches, starts)
-        findings += wrong
     root = history.attempts[history.chain[0]].claim.start
+    before, all_stretches = count_cursor(root)[0], _stretches(history, branches)
+    if order is not None and not broken and all_stretches:
+        wrong = check_spans(order, all_stretches, starts)
+        findings += wrong
     if history.is_whole:
         return True
-    if not broken and not wrong and not uncovered(root, replay_cursor(root)[0].stretches):
+    if not broken and not wrong and before and not uncovered(root, before):
         return True
     first = root.taken_over.updates if root.taken_over else 0
     expected = f"deliveries from update {first} on, or a digest of all positions from there to update {root.updates}"
     found = f"deliveries from update {root.updates} on"
     findings.append(finding("RD109", f"attempt {history.chain[0]}", expected=expected, found=found))
     return False
+
+
+def _stretches(history: History, branches: list[Branch]) -> list[Stretch]:
+    """The updates that led to the newest attempt's start; none where the ledger does not tell."""
+    start = history.newest.claim.start
+    if not start.has_counted_batches:
+        return count_cursor(start)[0]
+    before = [] if history.is_whole else count_cursor(branches[0].claim.start)[0]
+    if not (before or history.is_whole):
+        return []
+    return [*before, *(stretch for branch in branches for stretch in branch.course.stretches)]
 
 
 def _conclude(
@@ -168,7 +190,7 @@ def _conclude(
         path=shown(path),
         verdict=judge(findings),
         run_id=shown(last.claim.run_id),
-        updates=last.stop_update,
+        updates=reports[-1].stop_update,
         skipped=root.skipped + sum(result.report.skipped for result in results.values()),
         position=last.stop_position,
         epoch=last.stop_place.epoch,
@@ -176,6 +198,7 @@ def _conclude(
         samples=samples,
         padding=root.padding + sum(int(branch.spans.padding.sum()) for branch in branches),
         dropped=max(last.stop_position - samples, 0),
+        is_tracked=any(branch.counts_batches for branch in branches),
         replayed=Bounds(replayed, replayed + unknown if is_complete else None),
         omitted=Bounds(omitted, omitted + unknown if is_complete else None),
         unreadable=num_unreadable,

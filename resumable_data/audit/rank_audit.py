@@ -11,7 +11,8 @@ import numpy as np
 from resumable_data.audit.findings import Issue
 from resumable_data.audit.rows import digests, is_possible
 from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
-from resumable_data.audit.updates import Shares, Spans, Stretch, num_microbatches, shares
+from resumable_data.audit.updates import Course, Shares, Spans, num_microbatches, shares
+from resumable_data.ledger.records import Jump
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,30 +26,45 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 
+_SHOWN = 4
+
+
 class Branch(msgspec.Struct, frozen=True, dict=True):
     """One attempt's part of the surviving history: its updates [first_update, stop_update).
 
+    Where the run is counted by batches, "update" stands for a batch of all ranks in names, here and in the ledger.
+
     Attributes:
         claim: The attempt's claim.
-        stretch: Its updates, from the cursor it starts at.
+        course: Its updates, from the cursor it starts at.
         stop_update: Its updates before this one survived.
         order: The order of the run; None where it cannot be rebuilt.
     """
 
     claim: Claim
-    stretch: Stretch
+    course: Course
     stop_update: int
     order: Order | None
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether its "updates" are batches."""
+        return self.course.recipe.counts_batches
+
+    @property
+    def word(self) -> str:
+        """What its "updates" are, in messages."""
+        return "batch" if self.counts_batches else "update"
 
     @cached_property
     def updates(self) -> Vector:
         """The indices of its updates: (n,) int64."""
-        return np.arange(self.stretch.first_update, self.stop_update, dtype=np.int64)
+        return np.arange(self.course.first_update, self.stop_update, dtype=np.int64)
 
     @cached_property
     def spans(self) -> Spans:
         """What its updates take."""
-        return self.stretch.spans(self.updates)
+        return self.course.spans(self.updates)
 
     @cached_property
     def num_microbatches(self) -> Vector:
@@ -67,19 +83,19 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def stop_place(self) -> Place:
         """Where the update after its last one starts; `dropped` counts the samples skipped on the way there."""
-        place = self.stretch.place_after(self.stop_update - self.stretch.first_update)
-        stop = place.epoch * self.stretch.recipe.length + place.offset
-        return place._replace(dropped=stop - self.stretch.position - self.samples)
+        place = self.course.place_before(self.stop_update)
+        stop = place.epoch * self.course.recipe.length + place.offset
+        return place._replace(dropped=stop - self.course.position - self.samples)
 
     @property
     def stop_position(self) -> int:
         """`stop_place` as a position."""
-        return self.stop_place.epoch * self.stretch.recipe.length + self.stop_place.offset
+        return self.stop_place.epoch * self.course.recipe.length + self.stop_place.offset
 
     def shares(self, rank: int, update: Vector, index: Vector) -> Shares:
         """What microbatches of one rank hold: update, index (k,) int64, updates from `first_update` on."""
         return shares(
-            self.stretch.spans(update),
+            self.course.spans(update),
             rank,
             index,
             num_replicas=self.claim.num_replicas,
@@ -115,7 +131,8 @@ class RankResult(msgspec.Struct):
         unverified: Samples whose IDs are not those of their positions, so that it is open what was delivered.
         unreadable: Samples of the surviving history that could not be read and were replaced, as recorded.
         changes: Rows that were delivered and not expected, or the reverse.
-        applied: (n,) bool, whether the updates from `first_update` on were applied.
+        stops: (n,) int64, the update after the last one of each step that was committed, in sequence.
+        applied: (n,) bool, whether the step was applied.
         issues: What is wrong.
     """
 
@@ -127,14 +144,50 @@ class RankResult(msgspec.Struct):
     unverified: int = 0
     unreadable: list[UnreadableSample] = msgspec.field(default_factory=list)
     changes: list[Change] = msgspec.field(default_factory=list)
+    stops: Vector = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     applied: Mask = msgspec.field(default_factory=lambda: np.empty(0, np.bool_))
     issues: list[Issue] = msgspec.field(default_factory=list)
 
 
-def known_stop(log: RankLog, first_update: int) -> int:
-    """The first update that the file does not tell all about: the one after its commits in sequence."""
-    update = log.commits.update
-    return first_update + _leading(update == first_update + np.arange(update.size))
+def step_stops(log: RankLog | None, claim: Claim) -> Vector:
+    """The update after each of a file's steps, for its commits in sequence: (n,) int64, none for a missing file.
+
+    A step commits one update; or, where the run is counted by batches, at least one. A file in which most of their
+    deliveries are missing is not believed: numbers alone must not decide how much is counted.
+    """
+    if log is None:
+        return np.empty(0, np.int64)
+    first, stops = claim.start.next_index, log.commits.update + 1
+    if claim.start.recipe.counts_batches:
+        in_sequence = (np.diff(stops, prepend=first) > 0) & (stops - first <= 2 * log.commits.after)
+    else:
+        in_sequence = stops == first + 1 + np.arange(stops.size)
+    return stops[: _leading(in_sequence)]
+
+
+def surviving_jumps(log: RankLog, stop_update: int) -> list[Jump]:
+    """Where a file says that its loop left an epoch early, rewound jumps and those from `stop_update` on left out."""
+    jumps, rewinds = log.jumps, log.rewinds
+    survives = _earliest_rewind(rewinds.after, rewinds.update, jumps.after) > jumps.update
+    survives &= jumps.update < stop_update
+    columns = (jumps.update[survives].tolist(), jumps.position[survives].tolist())
+    return [Jump(update, position) for update, position in zip(*columns, strict=True)]
+
+
+def _earliest_rewind(after: Vector, target: Vector, places: Vector) -> Vector:
+    """The earliest update that any later rewind goes back to.
+
+    Args:
+        after: (n,) int64, how many deliveries come before each rewind in the file.
+        target: (n,) int64, the update that each goes back to.
+        places: (k,) int64, places in the file, as numbers of deliveries before.
+
+    Returns:
+        (k,) int64, larger than any update where there is no later rewind.
+    """
+    lowest = np.append(np.minimum.accumulate(target[::-1])[::-1], np.iinfo(np.int64).max)
+    earliest: Vector = lowest[np.searchsorted(after, places, side="right")]
+    return earliest
 
 
 def audit_rank(log: RankLog | None, rank: int, branch: Branch) -> RankResult:
@@ -151,7 +204,7 @@ class _RankAudit:
     def __init__(self, rank: int, branch: Branch) -> None:
         self._rank = rank
         self._branch = branch
-        self._first = branch.stretch.first_update
+        self._first = branch.course.first_update
         self._result = RankResult(known_stop=self._first)
         sizes = branch.num_microbatches
         self._num_microbatches = sizes
@@ -160,18 +213,31 @@ class _RankAudit:
     def run(self, log: RankLog | None) -> RankResult:
         found = np.zeros(int(self._num_microbatches.sum()), np.bool_)
         if log is not None:
-            self._result.known_stop = known_stop(log, self._first)
-            self._check_commits(log.commits)
+            self._check_commits(log)
+            self._check_jumps(log)
             self._check_deliveries(log, found)
         self._check_missing(found)
         return self._result
 
-    def _check_commits(self, commits: Commits) -> None:
-        good = self._result.known_stop - self._first
-        self._result.applied = commits.applied[:good]
-        if good < commits.update.size:
-            update = int(commits.update[good])
-            self._issue("RD301", f"a commit of update {self._first + good}", f"one of update {update}", [update])
+    def _check_commits(self, log: RankLog) -> None:
+        result, commits, word = self._result, log.commits, self._branch.word
+        result.stops = stops = step_stops(log, self._branch.claim)
+        result.applied = commits.applied[: stops.size]
+        result.known_stop = next_one = int(stops[-1]) if stops.size else self._first
+        if stops.size < commits.update.size:
+            update = int(commits.update[stops.size])
+            expected = f"a commit of {word} {next_one}"
+            if self._branch.counts_batches:
+                expected += " or of a later one, with its deliveries"
+            self._issue("RD301", expected, f"one of {word} {update}", [update])
+
+    def _check_jumps(self, log: RankLog) -> None:
+        stop = min(self._branch.stop_update, self._result.known_stop)
+        found = surviving_jumps(log, stop)
+        expected = [jump for jump in self._branch.course.jumps if jump.update < stop]
+        if found != expected:
+            wrong = sorted({jump.update for jump in (*found, *expected)})
+            self._issue("RD305", _describe_jumps(expected), _describe_jumps(found), wrong)
 
     def _check_deliveries(self, log: RankLog, found: Mask) -> None:
         """Follow the file's deliveries; set `found` for each expected microbatch that is there."""
@@ -196,37 +262,34 @@ class _RankAudit:
 
     def _rewound(self, log: RankLog) -> Mask:
         """Which deliveries a later rewind of the file discards: (n,) bool."""
-        rewinds, update = log.rewinds, log.deliveries.update
-        committed = self._first + np.minimum(rewinds.after_commits, self._result.known_stop - self._first)
+        rewinds, update, stops = log.rewinds, log.deliveries.update, self._result.stops
+        committed = np.append(self._first, stops)[np.minimum(rewinds.after_commits, stops.size)]
         is_good = rewinds.update >= committed
         if not is_good.all():
             where = int(np.argmin(is_good))
             self._issue(
                 "RD303",
-                f"a rewind to update {int(committed[where])} or later, the first one not committed",
-                f"one to update {int(rewinds.update[where])}",
+                f"a rewind to {self._branch.word} {int(committed[where])} or later, the first one not committed",
+                f"one to {self._branch.word} {int(rewinds.update[where])}",
                 rewinds.update[~is_good],
             )
         after, target = rewinds.after[is_good], rewinds.update[is_good]
-        # lowest[i]: the earliest update that rewind i or a later one goes back to
-        lowest = np.append(np.minimum.accumulate(target[::-1])[::-1], np.iinfo(np.int64).max)
-        next_rewind = np.searchsorted(after, np.arange(update.size), side="right")
-        rewound: Mask = lowest[next_rewind] <= update
+        rewound: Mask = _earliest_rewind(after, target, np.arange(update.size)) <= update
         return rewound
 
     def _check_sequence(self, commits: Commits, places: Vector, records: Deliveries) -> None:
         """Deliveries ascend, and come before the commit of their update; places: (k,) int64 in the file."""
         update, index = records.update[places], records.index[places]
         descends = (np.diff(update) < 0) | ((np.diff(update) == 0) & (np.diff(index) < 0))
-        number = update - self._first
-        committed = (number >= 0) & (number < self._result.known_stop - self._first)
-        late = places[committed] >= commits.after[number[committed]]
+        committed = (update >= self._first) & (update < self._result.known_stop)
+        step = np.searchsorted(self._result.stops, update[committed], side="right")
+        late = places[committed] >= commits.after[step]
         updates = np.concatenate((update[1:][descends], update[committed][late]))
         if updates.size:
             self._issue(
                 "RD205",
-                "microbatches one after another, each before the commit of its update",
-                f"one of update {int(updates[0])} after a later one, or after the commit",
+                f"microbatches one after another, each before the commit of its {self._branch.word}",
+                f"one of {self._branch.word} {int(updates[0])} after a later one, or after the commit",
                 updates,
             )
 
@@ -242,8 +305,8 @@ class _RankAudit:
             self._result.unverified += int(np.minimum(records.count[~possible], claim.microbatch).sum())
             self._issue(
                 "RD207",
-                f"an update from {self._first} on, with at most {claim.microbatch} rows below position 2^62",
-                _describe(records, where),
+                f"{self._branch.word} {self._first} or later, with at most {claim.microbatch} rows below position 2^62",
+                self._describe(records, where),
                 records.update[~possible],
             )
         return possible
@@ -266,7 +329,9 @@ class _RankAudit:
         repeats = fits & ~is_first
         if repeats.any():
             where = int(np.argmax(repeats))
-            self._issue("RD202", "each microbatch once", _describe(records, where) + " again", records.update[repeats])
+            self._issue(
+                "RD202", "each microbatch once", self._describe(records, where) + " again", records.update[repeats]
+            )
         return is_first, keys
 
     def _report_misfits(self, records: Deliveries, share: Shares, fits: Mask, known_index: Mask) -> None:
@@ -278,7 +343,7 @@ class _RankAudit:
                 f"{int(share.num_rows[where])} rows from position {int(share.start[where])} in steps of "
                 f"{self._branch.claim.num_replicas}, {int(share.padding[where])} of them padding"
             )
-        self._issue("RD203", expected, _describe(records, where), records.update[~fits])
+        self._issue("RD203", expected, self._describe(records, where), records.update[~fits])
 
     def _check_filler(self, records: Deliveries) -> None:
         room = np.maximum(self._branch.claim.microbatch - records.count, 0)
@@ -286,7 +351,7 @@ class _RankAudit:
         if bad.any():
             where = int(np.argmax(bad))
             expected = f"at most {int(room[where])} filler rows, and one at least where there is no other row"
-            found = f"{int(records.filler[where])} filler rows in {_describe(records, where)}"
+            found = f"{int(records.filler[where])} filler rows in {self._describe(records, where)}"
             self._issue("RD206", expected, found, records.update[bad])
 
     def _check_unreadable(self, log: RankLog, survives: Mask) -> None:
@@ -296,7 +361,7 @@ class _RankAudit:
         result.unreadable, impossible = read_unreadable(log, survives, rank=self._rank, branch=branch)
         if len(impossible):
             position, sample_id = int(impossible.position[0]), int(impossible.id[0])
-            found = f"update {int(impossible.update[0])}, sample {sample_id} at position {position}"
+            found = f"{branch.word} {int(impossible.update[0])}, sample {sample_id} at position {position}"
             expected = "a row of the microbatch recorded next, with the order's ID"
             self._issue("RD208", expected, found, impossible.update)
 
@@ -307,9 +372,9 @@ class _RankAudit:
             return
         records = records.take(records.count > 0)
         wrap_at = None
-        if branch.stretch.recipe.tail == "pad":
-            length = branch.stretch.recipe.length
-            wrap_at = (branch.stretch.spans(records.update).start // length + 1) * length
+        if branch.course.recipe.tail.startswith("pad"):
+            length = branch.course.recipe.length
+            wrap_at = (branch.course.spans(records.update).start // length + 1) * length
         expected = digests(branch.order, records.start, records.stride, records.count, wrap_at)
         differs = expected != records.digest
         if differs.any():
@@ -318,7 +383,7 @@ class _RankAudit:
             self._issue(
                 "RD204",
                 f"digest {int(expected[where]):016x}, of the order's IDs",
-                f"{int(records.digest[where]):016x} in {_describe(records, where)}",
+                f"{int(records.digest[where]):016x} in {self._describe(records, where)}",
                 records.update[differs],
             )
 
@@ -349,10 +414,16 @@ class _RankAudit:
         first, last, count = int(np.min(updates)), int(np.max(updates)), len(updates)
         self._result.issues.append(Issue(code, self._rank, expected, found, count, first, last))
 
+    def _describe(self, records: Deliveries, where: int) -> str:
+        what = f"{self._branch.word} {int(records.update[where])}"
+        if not self._branch.counts_batches:
+            what += f", microbatch {int(records.index[where])}"
+        return (
+            f"{what}: {int(records.count[where])} rows from position {int(records.start[where])} in steps of "
+            f"{int(records.stride[where])}, {int(records.padding[where])} of them padding"
+        )
 
-def _describe(records: Deliveries, where: int) -> str:
-    return (
-        f"update {int(records.update[where])}, microbatch {int(records.index[where])}: {int(records.count[where])} "
-        f"rows from position {int(records.start[where])} in steps of {int(records.stride[where])}, "
-        f"{int(records.padding[where])} of them padding"
-    )
+
+def _describe_jumps(jumps: list[Jump]) -> str:
+    places = ", ".join(f"position {jump.position} at batch {jump.update}" for jump in jumps[:_SHOWN])
+    return f"jumps to {places}{' ...' if len(jumps) > _SHOWN else ''}" if jumps else "no jump"

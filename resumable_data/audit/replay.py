@@ -144,6 +144,20 @@ def replay_cursor(cursor: Cursor) -> tuple[Replay, list[Finding]]:
     return replay, findings
 
 
+def count_cursor(cursor: Cursor) -> tuple[list[Stretch], list[Finding]]:
+    """The run's updates up to a cursor, and what is wrong with its numbers; no updates where it does not tell."""
+    if not cursor.has_counted_batches:
+        replay, findings = replay_cursor(cursor)
+        return replay.stretches, findings
+    # Batches tell what they took, but not how many ranks there were: where nothing was dropped, that is everything.
+    start, everything = cursor.taken_over or None, msgspec.structs.replace(cursor.recipe, tail="carry")
+    dropped = cursor.dropped - (start.dropped if start else 0)
+    if not dropped:
+        return [Stretch(everything, start.epoch if start else 0, start.offset if start else 0, 0)], []
+    found = f"{dropped} of them dropped at ends of epochs, where depends on the ranks of each launch"
+    return [], [finding("RD406", "cursor", expected=f"all {cursor.position} positions delivered", found=found)]
+
+
 def check_successor(before: Cursor, after: Cursor, *, epochs: int | None, where: str) -> list[Finding]:
     """Hold a cursor against an earlier one of the same history, of a run of so many epochs."""
     if after.updates < before.updates:
@@ -155,11 +169,24 @@ def check_successor(before: Cursor, after: Cursor, *, epochs: int | None, where:
         return [
             finding("RD401", where, expected="the migrations of the attempt it goes on from", found="other migrations")
         ]
+    if before.recipe.counts_batches:
+        return _check_batch_successor(before, after, where)
     replay = Replay(before.recipe, before, epochs=epochs)
     findings = _replay_migrations(replay, after, after.migrations[len(before.migrations) :])
     if not findings and replay.differences(after):
         findings = [finding("RD401", where, expected=_counted_from_updates(after), found=replay.differences(after))]
     return [msgspec.structs.replace(one, where=where) for one in findings]
+
+
+def _check_batch_successor(before: Cursor, after: Cursor, where: str) -> list[Finding]:
+    """What can be said without the ledger's files of a cursor that goes on from one that counts batches."""
+    if after.batches < before.batches:
+        expected = f"at least the {before.batches} batches of the attempt that it goes on from"
+        return [finding("RD401", where, expected=expected, found=f"{after.batches} batches")]
+    recipe = before.recipe
+    for migration in after.migrations[len(before.migrations) :]:
+        recipe = _changed(recipe, migration.changes)
+    return [msgspec.structs.replace(one, where=where) for one in _undeclared(recipe, after.recipe)]
 
 
 def check_take_over(cursor: Cursor, where: str, *, is_accepted: bool) -> list[Finding]:
@@ -187,11 +214,15 @@ def _replay_migrations(replay: Replay, cursor: Cursor, migrations: Sequence[Migr
         replay.advance(migration.update, position=migration.position)
         replay.migrate(_changed(replay.recipe, migration.changes))
     replay.advance(cursor.updates, position=cursor.position)
-    changes = compare_recipes(replay.recipe, cursor.recipe)
-    if changes:
-        fields = ", ".join(f"{change.field} {change.saved!r} to {change.now!r}" for change in changes)
-        return [finding("RD402", "cursor", expected="a declared migration for each change", found=fields)]
-    return []
+    return _undeclared(replay.recipe, cursor.recipe)
+
+
+def _undeclared(declared: Recipe, found: Recipe) -> list[Finding]:
+    changes = compare_recipes(declared, found)
+    if not changes:
+        return []
+    fields = ", ".join(f"{change.field} {change.saved!r} to {change.now!r}" for change in changes)
+    return [finding("RD402", "cursor", expected="a declared migration for each change", found=fields)]
 
 
 def _changed(recipe: Recipe, changes: Sequence[RecipeChange], *, backwards: bool = False) -> Recipe:

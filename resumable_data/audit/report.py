@@ -88,7 +88,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         offset: Place of the next sample in its epoch.
         samples: Samples committed.
         padding: Rows committed that repeat a sample to fill an update.
-        dropped: Samples skipped at the ends of epochs, as the recipe declares.
+        dropped: Samples skipped at the ends of epochs, as the recipe declares, or in epochs that a loop left early.
+        is_tracked: Whether a loop over torch's DataLoader was tracked; findings then number its batches.
         replayed: Samples more than once in the surviving history; each repeat counts.
         omitted: Samples in its range that were never delivered.
         unreadable: Samples committed that could not be read: rows of weight 0 took their places, as the run declared.
@@ -112,6 +113,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     padding: int
     dropped: int
+    is_tracked: bool = False
     replayed: Bounds
     omitted: Bounds
     unreadable: Bounds = NOTHING

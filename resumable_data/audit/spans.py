@@ -26,7 +26,7 @@ CHUNK_POSITIONS = 1 << 20
 
 
 def expected_lanes(order: Order, stretches: Sequence[Stretch], start: int, stop: int) -> Lanes:
-    """The digest of all samples at positions [start, stop), those left out that ``tail="drop"`` skips.
+    """The digest of all samples at positions [start, stop), those left out that the run dropped.
 
     Args:
         order: The order of the run.
@@ -36,7 +36,7 @@ def expected_lanes(order: Order, stretches: Sequence[Stretch], start: int, stop:
     """
     lanes = NO_ROWS
     for stretch, positions in _chunks(stretches, start, stop):
-        if stretch.recipe.tail == "drop":
+        if stretch.drops:
             positions = positions[stretch.is_sample(positions)]
         lanes = add_lanes(lanes, sum_lanes(positions, ids_at(order, positions)))
     return lanes

@@ -73,7 +73,10 @@ def _is_taken_over(report: AuditReport) -> bool:
 
 
 def _declared_by(report: AuditReport, tail: str) -> str:
-    return f'as tail="{tail}" declares' + (", or what the run was taken over from" if _is_taken_over(report) else "")
+    by = f'as tail="{tail}" declares'
+    if report.is_tracked:
+        by = {"drop": "by drop_last, or in epochs left early", "pad": "as the sampler fills up its ranks"}[tail]
+    return by + (", or what the run was taken over from" if _is_taken_over(report) else "")
 
 
 def _table(attempts: tuple[AttemptReport, ...]) -> list[str]:

@@ -6,21 +6,27 @@ its mistakes. A test holds both against each other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
+from resumable_data.ledger.records import Jump
 from resumable_data.plan import Place, Schedule, UpdateSpan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from resumable_data.cursor import Recipe
 
     Vector = NDArray[np.int64]
 
+    Number = TypeVar("Number", int, Vector)
+
 _ENDLESS = 1 << 61
+_DROPPING_TAILS = ("drop", "drop_ranks", "drop_batch", "pad_ranks_drop_batch")
 
 
 class Spans(NamedTuple):
@@ -35,7 +41,7 @@ class Spans(NamedTuple):
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Updates under one recipe, one after another, from a cursor's place on.
+    """Updates under one recipe, one after another, from a place on; batches, where the run is counted by them.
 
     Args:
         recipe: The recipe in effect.
@@ -43,6 +49,9 @@ class Stretch(msgspec.Struct, frozen=True):
         offset: Samples of that epoch before the place.
         first_update: Index of the first update, over the whole run.
         epochs: Epochs of the whole run, None without an end.
+        num_replicas: Ranks; of use where the run is counted by batches, like `microbatch`.
+        microbatch: Rows of one batch of one rank.
+        left_at: The position at which it was left for a later epoch.
     """
 
     recipe: Recipe
@@ -50,17 +59,40 @@ class Stretch(msgspec.Struct, frozen=True):
     offset: int
     first_update: int
     epochs: int | None = None
+    num_replicas: int = 1
+    microbatch: int = 1
+    left_at: int = _ENDLESS
+
+    @property
+    def batch(self) -> int:
+        """Rows of one update, or batch of all ranks, that is not cut short."""
+        return self.microbatch * self.num_replicas if self.recipe.counts_batches else self.recipe.global_batch
 
     @property
     def schedule(self) -> Schedule:
-        """The scalar form of the same rules."""
+        """The scalar form of the same rules.
+
+        Raises:
+            UsageError: They are none that a run can have.
+        """
         recipe = self.recipe
-        return Schedule(length=recipe.length, global_batch=recipe.global_batch, tail=recipe.tail, epochs=self.epochs)
+        return Schedule(
+            length=recipe.length,
+            global_batch=self.batch,
+            tail=recipe.tail,
+            epochs=self.epochs,
+            num_replicas=self.num_replicas,
+        )
 
     @property
     def position(self) -> int:
         """The place as a position."""
         return self.epoch * self.recipe.length + self.offset
+
+    @property
+    def drops(self) -> bool:
+        """Whether there may be positions that are in no update."""
+        return self.recipe.tail in _DROPPING_TAILS or self.left_at != _ENDLESS
 
     def spans(self, update: Vector) -> Spans:
         """What these updates take: update (k,) int64, each at least `first_update`."""
@@ -80,12 +112,12 @@ class Stretch(msgspec.Struct, frozen=True):
 
     def is_sample(self, positions: Vector) -> NDArray[np.bool_]:
         """Whether a position from the place on is in an update, or else dropped: (k,) int64 to (k,) bool."""
-        if self.recipe.tail != "drop":
-            return np.ones(positions.shape, np.bool_)
-        length, batch = self.recipe.length, self.recipe.global_batch
-        epoch, offset = positions // length, positions % length
-        origin = np.where(epoch == self.epoch, self.offset, 0)
-        kept: NDArray[np.bool_] = offset < origin + (length - origin) // batch * batch
+        length = self.recipe.length
+        kept = positions < self.left_at
+        if self.recipe.tail in _DROPPING_TAILS:
+            epoch, offset = positions // length, positions % length
+            origin = np.where(epoch == self.epoch, self.offset, 0)
+            kept &= offset < origin + self._rows_in(length - origin)
         return kept
 
     def _carried(self, number: Vector, settled: Place) -> Spans:
@@ -96,24 +128,116 @@ class Stretch(msgspec.Struct, frozen=True):
         return Spans(start, num_samples, np.zeros_like(start))
 
     def _per_epoch(self, number: Vector, settled: Place) -> Spans:
-        length, batch = self.recipe.length, self.recipe.global_batch
-        is_dropping = self.recipe.tail == "drop"
-
-        def updates_in(num_samples: int) -> int:
-            return num_samples // batch if is_dropping else -(-num_samples // batch)
-
-        head = updates_in(length - settled.offset)
-        later, nth = np.divmod(number - head, updates_in(length))
+        length, batch = self.recipe.length, self.batch
+        head_rows, whole_rows = self._rows_in(length - settled.offset), self._rows_in(length)
+        head = -(-head_rows // batch)
+        later, nth = np.divmod(number - head, -(-whole_rows // batch))
         in_head = number < head
         epoch = np.where(in_head, settled.epoch, settled.epoch + 1 + later)
-        offset = np.where(in_head, settled.offset + number * batch, nth * batch)
-        num_samples = np.minimum(batch, length - offset)
-        padding = batch - num_samples if self.recipe.tail == "pad" else np.zeros_like(num_samples)
+        first_row = np.where(in_head, number, nth) * batch
+        offset = np.where(in_head, settled.offset, 0) + first_row
+        num_rows = np.minimum(batch, np.where(in_head, head_rows, whole_rows) - first_row)
+        num_samples = np.minimum(num_rows, length - offset)
+        padding = num_rows - num_samples
         if self.epochs is not None:
             is_over = epoch >= self.epochs
             num_samples = np.where(is_over, 0, num_samples)
             padding = np.where(is_over, 0, padding)
         return Spans(epoch * length + offset, num_samples, padding)
+
+    def _rows_in(self, num_samples: Number) -> Number:
+        """Rows that are read of the last `num_samples` of an epoch, padding included."""
+        tail, batch, ranks = self.recipe.tail, self.batch, self.num_replicas
+        rows = num_samples
+        if tail in ("pad_ranks", "pad_ranks_drop_batch"):
+            rows = -(-rows // ranks) * ranks
+        elif tail == "drop_ranks":
+            rows = rows // ranks * ranks
+        elif tail == "pad":
+            rows = -(-rows // batch) * batch
+        return rows // batch * batch if tail in ("drop", "drop_batch", "pad_ranks_drop_batch") else rows
+
+
+class Course(msgspec.Struct, frozen=True):
+    """The updates of one attempt: stretches one after another, a new one where an epoch was left early.
+
+    Args:
+        stretches: At least one, by their first update.
+    """
+
+    stretches: tuple[Stretch, ...]
+
+    @classmethod
+    def of(cls, start: Stretch, jumps: Sequence[Jump]) -> Course:
+        """The course that begins as `start`, with what is left out by `jumps`; those that no loop makes are passed by.
+
+        A loop jumps forward, to the beginning of an epoch.
+        """
+        stretches = [start]
+        for jump in jumps:
+            last = stretches[-1]
+            epoch, offset = divmod(jump.position, last.recipe.length)
+            if jump.update < last.first_update or offset:
+                continue
+            left_at = _position_after(last, jump.update)
+            if left_at < jump.position:
+                stretches[-1] = msgspec.structs.replace(last, left_at=left_at)
+                stretches.append(msgspec.structs.replace(last, epoch=epoch, offset=0, first_update=jump.update))
+        return cls(tuple(stretches))
+
+    @property
+    def jumps(self) -> list[Jump]:
+        """What it was made of, those passed by left out."""
+        return [Jump(one.first_update, one.position) for one in self.stretches[1:]]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of all of it."""
+        return self.stretches[0].recipe
+
+    @property
+    def position(self) -> int:
+        """Where it starts."""
+        return self.stretches[0].position
+
+    @property
+    def first_update(self) -> int:
+        """Index of its first update."""
+        return self.stretches[0].first_update
+
+    def spans(self, update: Vector) -> Spans:
+        """What these updates take: update (k,) int64, each at least `first_update`."""
+        if len(self.stretches) == 1:
+            return self.stretches[0].spans(update)
+        spans = Spans(*np.zeros((3, update.size), np.int64))
+        for which, stretch in self._parts(update, [one.first_update for one in self.stretches]):
+            for column, values in zip(spans, stretch.spans(update[which]), strict=True):
+                column[which] = values
+        return spans
+
+    def place_before(self, stop_update: int) -> Place:
+        """Where `stop_update` starts after the updates before it; `dropped` is left 0."""
+        holds = [one for one in self.stretches if one.first_update < stop_update]
+        stretch = holds[-1] if holds else self.stretches[0]
+        return stretch.place_after(stop_update - stretch.first_update)
+
+    def is_sample(self, positions: Vector) -> NDArray[np.bool_]:
+        """Whether a position from its start on is in an update, or else dropped: (k,) int64 to (k,) bool."""
+        kept = np.zeros(positions.shape, np.bool_)
+        for which, stretch in self._parts(positions, [one.position for one in self.stretches]):
+            kept[which] = stretch.is_sample(positions[which])
+        return kept
+
+    def _parts(self, values: Vector, firsts: Sequence[int]) -> Iterator[tuple[Vector, Stretch]]:
+        """Which of `values` belong to each stretch, given the first value of each: the last that is not above them."""
+        number = np.searchsorted(np.array(firsts, np.int64), values, side="right") - 1
+        for n, stretch in enumerate(self.stretches):
+            yield np.flatnonzero(number == n), stretch
+
+
+def _position_after(stretch: Stretch, stop_update: int) -> int:
+    place = stretch.place_after(stop_update - stretch.first_update)
+    return place.epoch * stretch.recipe.length + place.offset
 
 
 class Shares(NamedTuple):

@@ -1,6 +1,6 @@
 """Committed progress, the recipe it was counted under, and the digest of what was delivered."""
 
-from resumable_data.cursor.codec import STATE_KEY, STATE_NUM_BYTES, decode_cursor, encode_cursor
+from resumable_data.cursor.codec import STATE_KEY, STATE_NUM_BYTES, decode_cursor, encode_cursor, require_room
 from resumable_data.cursor.coverage import (
     NO_ROWS,
     CoverageSpan,
@@ -11,7 +11,7 @@ from resumable_data.cursor.coverage import (
 )
 from resumable_data.cursor.cursor import Committed, Cursor, Migration
 from resumable_data.cursor.recipe import Recipe, RecipeChange, check_allowed, compare_recipes, describe_changes
-from resumable_data.cursor.resume import resume_cursor
+from resumable_data.cursor.resume import new_cursor, resume_cursor
 from resumable_data.cursor.takeover import TakeOver
 
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
     "decode_cursor",
     "describe_changes",
     "encode_cursor",
+    "new_cursor",
+    "require_room",
     "resume_cursor",
     "row_hashes",
     "sum_lanes",

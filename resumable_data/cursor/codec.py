@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import xxhash
 
+from resumable_data.cursor.coverage import MAX_SPANS, CoverageSpan
 from resumable_data.cursor.cursor import Cursor
 from resumable_data.errors import CorruptStateError, StateError
 
@@ -26,6 +28,10 @@ STATE_KEY = "resumable_data.cursor"
 _MAGIC = b"RDCURSOR"
 _FORMAT_VERSION = 1
 _HEADER = struct.Struct("<8sIIQ")
+_MAX_JSON_BYTES = STATE_NUM_BYTES - _HEADER.size
+_COUNTERS = tuple(field.name for field in msgspec.structs.fields(Cursor) if field.type is int and field.default == 0)
+_MAX_COUNT = 2**63 - 1
+_MAX_LANE = 2**64 - 1
 
 
 def encode_cursor(cursor: Cursor) -> bytes:
@@ -35,14 +41,46 @@ def encode_cursor(cursor: Cursor) -> bytes:
         StateError: It does not fit, which takes dozens of migrations or very long names.
     """
     body = cursor.to_json()
-    if _HEADER.size + len(body) > STATE_NUM_BYTES:
+    if len(body) > _MAX_JSON_BYTES:
         raise StateError(
-            f"the cursor takes {len(body)} bytes as JSON and its tensor holds {STATE_NUM_BYTES - _HEADER.size}. "
+            f"the cursor takes {len(body)} bytes as JSON and its tensor holds {_MAX_JSON_BYTES}. "
             f"It records {len(cursor.migrations)} migrations; nothing was changed. Shorten the order's name or the "
             "fingerprint, or start a new run instead of migrating this one again."
         )
     header = _HEADER.pack(_MAGIC, _FORMAT_VERSION, len(body), xxhash.xxh3_64_intdigest(body))
     return (header + body).ljust(STATE_NUM_BYTES, b"\0")
+
+
+def require_room(cursor: Cursor) -> None:
+    """Make sure that a cursor fits, and goes on to fit however far its run comes with this recipe.
+
+    Call it where the recipe is declared or changed: a job must not find out at its tenth save.
+
+    Raises:
+        StateError: It might not fit one day.
+    """
+    num_bytes = len(_widest(cursor).to_json())
+    if num_bytes <= _MAX_JSON_BYTES:
+        return
+    if cursor.migrations:
+        remedy = (
+            "Go on with the saved recipe; or, to have the new one, begin a new run where this one stands: give "
+            "Cursor.from_consumed_samples(), which has no migrations yet, to a loader with a new ledger"
+        )
+    else:
+        remedy = "Shorten the order's name or the fingerprint"
+    raise StateError(
+        f"expected a cursor that takes at most {_MAX_JSON_BYTES} bytes as JSON, with room for the run to go on; found "
+        f"one that may grow to {num_bytes}, {len(cursor.migrations)} migrations in it: a later checkpoint could not be "
+        f"saved. Nothing was loaded. {remedy}."
+    )
+
+
+def _widest(cursor: Cursor) -> Cursor:
+    """The longest that `cursor` can become while its recipe stays."""
+    most = max(_MAX_COUNT, cursor.position, *(getattr(cursor, name) for name in _COUNTERS))
+    spans = (CoverageSpan(most, most, (_MAX_LANE, _MAX_LANE)),) * MAX_SPANS
+    return msgspec.structs.replace(cursor, run_id="f" * 16, coverage=spans, **dict.fromkeys(_COUNTERS, most))
 
 
 def decode_cursor(data: bytes | bytearray | memoryview) -> Cursor:
@@ -59,8 +97,8 @@ def decode_cursor(data: bytes | bytearray | memoryview) -> Cursor:
         raise _corrupt(f"a cursor, which starts with {_MAGIC!r}", f"bytes that start with {magic!r}")
     if version != _FORMAT_VERSION:
         raise _corrupt(f"format version {_FORMAT_VERSION}", f"version {version}")
-    if length > STATE_NUM_BYTES - _HEADER.size:
-        raise _corrupt(f"a length of at most {STATE_NUM_BYTES - _HEADER.size} bytes", f"{length}")
+    if length > _MAX_JSON_BYTES:
+        raise _corrupt(f"a length of at most {_MAX_JSON_BYTES} bytes", f"{length}")
     body, padding = data[_HEADER.size : _HEADER.size + length], data[_HEADER.size + length :]
     found = xxhash.xxh3_64_intdigest(body)
     if found != checksum:

@@ -101,6 +101,11 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.batches if self.recipe.counts_batches else self.updates
 
     @property
+    def has_counted_batches(self) -> bool:
+        """Whether some of the run was counted by batches, so that its updates alone do not tell where they led."""
+        return self.recipe.counts_batches or self.batches > 0
+
+    @property
     def position(self) -> int:
         """Place of the next sample in the run's global sequence: ``epoch * N + offset``."""
         return self.epoch * self.recipe.length + self.offset

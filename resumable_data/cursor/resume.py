@@ -1,4 +1,4 @@
-"""From a saved cursor to the one a job starts at: refuse what would change the data, record what was allowed."""
+"""The cursor a job starts at: refuse what would change the data of a saved one, record what was allowed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from resumable_data.cursor.codec import require_room
 from resumable_data.cursor.cursor import Cursor, Migration
 from resumable_data.cursor.recipe import ALLOWED_CHANGES, Recipe, check_allowed, compare_recipes, describe_changes
 from resumable_data.errors import RecipeMismatchError
@@ -13,7 +14,23 @@ from resumable_data.errors import RecipeMismatchError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from resumable_data.order import Order
     from resumable_data.plan import Schedule
+
+
+def new_cursor(order: Order, *, global_batch: int, tail: str, normalize: str, fingerprint: str | None) -> Cursor:
+    """The cursor of a run that begins; for the arguments see `Recipe`.
+
+    Raises:
+        UsageError: An argument is outside its range.
+        StateError: The recipe is too long for a checkpoint: better found now than at some save.
+    """
+    recipe = Recipe(
+        order=order.describe(), global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
+    )
+    cursor = Cursor(recipe=recipe)
+    require_room(cursor)
+    return cursor
 
 
 def resume_cursor(
@@ -30,6 +47,7 @@ def resume_cursor(
     Raises:
         RecipeMismatchError: A field differs that is not allowed to.
         UsageError: `allow` names something that cannot be allowed.
+        StateError: With one more migration a later state of the run would not fit its tensor.
     """
     allowed = check_allowed(allow)
     changes = compare_recipes(saved.recipe, recipe)
@@ -45,6 +63,7 @@ def resume_cursor(
         )
     migration = Migration(saved.updates, saved.position, changes)
     migrated = msgspec.structs.replace(saved, recipe=recipe, migrations=(*saved.migrations, migration))
+    require_room(migrated)
     place = (schedule or migrated.schedule()).settle(saved.epoch, saved.offset)
     return msgspec.structs.replace(
         migrated, epoch=place.epoch, offset=place.offset, dropped=saved.dropped + place.dropped

@@ -24,6 +24,7 @@ from resumable_data.ledger.records import (
     Commit,
     Delivered,
     End,
+    Jump,
     RankHeader,
     RankRecord,
     Rewind,
@@ -97,6 +98,20 @@ class Rewinds(msgspec.Struct, frozen=True):
     after_commits: NDArray[np.int64]
 
 
+class Jumps(msgspec.Struct, frozen=True):
+    """The `Jump` records of one file, in order.
+
+    Attributes:
+        update: (n,) int64.
+        position: (n,) int64.
+        after: (n,) int64, how many deliveries come before it in the file.
+    """
+
+    update: NDArray[np.int64]
+    position: NDArray[np.int64]
+    after: NDArray[np.int64]
+
+
 class UnreadableRows(msgspec.Struct, frozen=True):
     """The `Unreadable` records of one file, in order.
 
@@ -129,6 +144,7 @@ class RankLog(msgspec.Struct, frozen=True):
         deliveries: What was handed to the training loop.
         commits: What was committed.
         rewinds: Where iteration started again.
+        jumps: Where epochs were left early.
         unreadable: Which rows of the deliveries could not be read.
         has_end: Whether it was closed in order.
         num_bytes: Bytes that were read and found good.
@@ -140,6 +156,7 @@ class RankLog(msgspec.Struct, frozen=True):
     deliveries: Deliveries
     commits: Commits
     rewinds: Rewinds
+    jumps: Jumps
     unreadable: UnreadableRows
     has_end: bool
     num_bytes: int
@@ -203,6 +220,7 @@ class _Columns:
         self._num_deliveries = 0
         self._commits: list[tuple[int, bool, int]] = []
         self._rewinds: list[tuple[int, int, int]] = []
+        self._jumps: list[tuple[int, int, int]] = []
         self._unreadable: list[tuple[int, int, int, int, int]] = []
 
     def add(self, offset: int, payloads: list[bytes]) -> None:
@@ -224,6 +242,7 @@ class _Columns:
         columns = [np.concatenate([getattr(part, name) for part in parts]) for name in (*_COLUMNS, "digest")]
         commits = np.array(self._commits, np.int64).reshape(-1, 3)
         rewinds = np.array(self._rewinds, np.int64).reshape(-1, 3)
+        jumps = np.array(self._jumps, np.int64).reshape(-1, 3)
         unreadable = np.array(self._unreadable, np.int64).reshape(-1, 5)
         return RankLog(
             path=path,
@@ -231,6 +250,7 @@ class _Columns:
             deliveries=Deliveries(*columns),
             commits=Commits(commits[:, 0], commits[:, 1].astype(bool), commits[:, 2]),
             rewinds=Rewinds(rewinds[:, 0], rewinds[:, 1], rewinds[:, 2]),
+            jumps=Jumps(*jumps.T),
             unreadable=UnreadableRows(*unreadable.T),
             has_end=self.has_end,
             num_bytes=self._frames.offset,
@@ -258,6 +278,8 @@ class _Columns:
                 self._commits.append((record.update, record.applied, num_deliveries))
             elif type(record) is Rewind:
                 self._rewinds.append((record.update, num_deliveries, len(self._commits)))
+            elif type(record) is Jump:
+                self._jumps.append((record.update, record.position, num_deliveries))
             elif type(record) is Unreadable:
                 self._unreadable.append((record.update, record.index, record.position, record.id, num_deliveries))
             elif type(record) is End:

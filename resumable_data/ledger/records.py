@@ -78,7 +78,7 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     beginning.
 
     Attributes:
-        update: Index of the update in the whole run.
+        update: Index of the update in the whole run; where the run is counted by batches, of the batch.
         index: Index of the microbatch in the update.
         start: Position of the first row.
         stride: Positions from one row to the next, at least 1.
@@ -101,7 +101,10 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """The optimizer has taken (`applied`) or skipped the step of `update`."""
+    """The optimizer has taken (`applied`) or skipped the step of `update`.
+
+    In a run that is counted by batches, one step commits all batches up to `update` that were not committed before.
+    """
 
     update: Natural
     applied: bool
@@ -133,7 +136,17 @@ class Unreadable(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
     id: Natural
 
 
-RankRecord = Delivered | Commit | Rewind | End | Unreadable
+class Jump(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """The loop left an epoch early: the batch `update`, delivered next, starts at `position`, that of a later epoch.
+
+    Only in runs that are counted by batches. What lies before is dropped, if the batch is committed.
+    """
+
+    update: Natural
+    position: Natural
+
+
+RankRecord = Delivered | Commit | Rewind | End | Unreadable | Jump
 
 # numpy's integers are as welcome as Python's: operator.index makes the one of the other.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)

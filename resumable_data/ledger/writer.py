@@ -21,6 +21,7 @@ from resumable_data.ledger.records import (
     Commit,
     Delivered,
     End,
+    Jump,
     RankHeader,
     RankRecord,
     Rewind,
@@ -91,6 +92,10 @@ class RankWriter:
     def commit(self, update: int, applied: bool) -> None:
         """Record that the optimizer took (`applied`) or skipped the step of `update`."""
         self._append(Commit(update, applied))
+
+    def jump(self, update: int, position: int) -> None:
+        """Record that the batch `update`, delivered next, starts a later epoch at `position`; see `Jump`."""
+        self._append(Jump(update, position))
 
     def rewind(self, update: int) -> None:
         """Record that iteration starts again at `update`; what was delivered from there on is discarded."""

@@ -70,14 +70,12 @@ class WorkerSeeds:
 
     Args:
         seed: The loader's seed.
-        rank: The data-parallel rank; may be set.
     """
 
-    def __init__(self, seed: int, rank: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.generator = torch.Generator()
-        self.rank = rank
         self._seed = seed
 
-    def restart(self, position: int) -> None:
-        """Make the next seeds a function of seed, rank and position."""
-        self.generator.manual_seed(xxhash.xxh3_64_intdigest(repr((self._seed, self.rank, position)).encode()) >> 1)
+    def restart(self, rank: int, position: int) -> None:
+        """Make the next seeds a function of seed, data-parallel rank and position."""
+        self.generator.manual_seed(xxhash.xxh3_64_intdigest(repr((self._seed, rank, position)).encode()) >> 1)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from resumable_data.errors import UsageError
 from resumable_data.loader.dataloader import DATALOADER_OPTIONS
-from resumable_data.loader.fetch import check_dataset
 from resumable_data.loader.loader import ResumableLoader
+from resumable_data.loader.options import check_dataset
 from resumable_data.order import Sequential
 
 if TYPE_CHECKING:

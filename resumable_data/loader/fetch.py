@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.utils.data
 from xxhash import xxh3_64_intdigest
 
-from resumable_data.errors import SampleReadError, UsageError
+from resumable_data.errors import SampleReadError
 from resumable_data.rng import ACTIVE, Fetch, sample_stream
 from resumable_data.sampler import repeated_positions
 
@@ -253,31 +253,3 @@ class RequestQueue:
                 repeats = repeated_positions(rows, self._length).tobytes()
             pending.append((rows, xxh3_64_intdigest(ids)))
             yield ids, rows.start, rows.shape.stride, repeats
-
-
-def check_dataset(dataset: Any) -> int:
-    """The number of samples of a map-style dataset.
-
-    Raises:
-        UsageError: It is an IterableDataset, is empty, or lacks ``__len__`` or ``__getitem__``.
-    """
-    refuse_iterable(dataset)
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UsageError(f"expected a map-style dataset, with __len__ and __getitem__; got {type(dataset).__name__}")
-    length = len(dataset)
-    if length < 1:
-        raise UsageError(f"the dataset is empty (len is {length}); there is nothing to train on")
-    return length
-
-
-def refuse_iterable(dataset: Any) -> None:
-    """Make sure that `dataset` can be asked for a sample.
-
-    Raises:
-        UsageError: It is an IterableDataset.
-    """
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        raise UsageError(
-            f"{type(dataset).__name__} is an IterableDataset: it decides itself what comes next, so no cursor can say "
-            "what was read. Give a map-style dataset, with __len__ and __getitem__, over the same items."
-        )

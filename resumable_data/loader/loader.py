@@ -6,40 +6,30 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-import torch.utils.data
+from torch.utils.data import default_collate
 
-from resumable_data.cursor import Cursor, Recipe, encode_cursor
-from resumable_data.errors import CommitError, StaleIteratorError, UsageError
+from resumable_data.cursor import new_cursor
+from resumable_data.errors import UsageError
 from resumable_data.ledger import Ledger
-from resumable_data.loader.dataloader import WorkerSeeds, fetch_all, make_dataloader
-from resumable_data.loader.fetch import (
-    FetchDataset,
-    ReadFailure,
-    RequestQueue,
-    Substituted,
-    check_dataset,
-    ended_early,
-    other_samples,
-    unreadable,
-)
-from resumable_data.loader.microbatch import Microbatch
+from resumable_data.loader.fetch import FetchDataset
+from resumable_data.loader.options import check_dataset, choose_order
+from resumable_data.loader.reading import Reader
 from resumable_data.loader.remap import Placement, check_remap, remap_settings
 from resumable_data.loader.seeding import SeededFetchDataset
 from resumable_data.loader.session import JobSettings, Session
 from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
-from resumable_data.order import Shuffle, check_order
-from resumable_data.plan import require_count
 from resumable_data.sampler import LossWeight, RankLayout, RankRows, TargetTokens
 from resumable_data.sampler.state import make_state, start_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from resumable_data.loader.fetch import Fetched
+    from resumable_data.cursor import Cursor
+    from resumable_data.loader.microbatch import Microbatch
     from resumable_data.order import Order
     from resumable_data.sampler import MicrobatchRows
     from resumable_data.sampler.state import State
@@ -128,7 +118,7 @@ class ResumableLoader:
         **options: Any,
     ) -> None:
         length = check_dataset(dataset)
-        self._order = _choose_order(order, length, seed)
+        self._order = choose_order(order, length, seed)
         self._placement = Placement(
             rank=rank,
             num_replicas=num_replicas,
@@ -137,58 +127,33 @@ class ResumableLoader:
             gradient_reduction=gradient_reduction,
             reduction_size=reduction_size,
         )
-        topology = self._placement.resolve()
+        here = self._placement.resolve()
         layout = RankLayout(
-            rank=topology.rank,
-            num_replicas=topology.num_replicas,
-            microbatch=microbatch,
-            pad_microbatches=pad_microbatches,
+            rank=here.rank, num_replicas=here.num_replicas, microbatch=microbatch, pad_microbatches=pad_microbatches
         )
-        self._weight = LossWeight(
-            normalize=normalize,
-            factor=self._placement.loss_factor(topology.num_replicas),
-            targets=None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length),
+        factor = self._placement.loss_factor(here.num_replicas)
+        targets = None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length)
+        self._weight = LossWeight(normalize=normalize, factor=factor, targets=targets)
+        replaced = make_unreadable(on_unreadable, max_unreadable, has_ledger=ledger is not None)
+        start = new_cursor(
+            self._order, global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
         )
-        self._unreadable = make_unreadable(on_unreadable, max_unreadable, has_ledger=ledger is not None)
-        self._recipe = Recipe(
-            order=self._order.describe(),
-            global_batch=require_count("global_batch", global_batch),
-            tail=tail,
-            normalize=normalize,
-            fingerprint=fingerprint,
-        )
-        start = Cursor(recipe=self._recipe)
-        encode_cursor(start)  # what a checkpoint cannot hold is better found now than at the first save
-        self._schedule = start.schedule(epochs)
         self._settings = JobSettings(
-            topology=topology,
+            topology=here,
             layout=layout,
             epochs=epochs,
-            loss_factor=self._weight.factor,
+            loss_factor=factor,
             sample_seeds=(seed, seed_samples),
             ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
             max_unreadable=max_unreadable,
-            schedule=self._schedule,
+            schedule=start.schedule(epochs),
         )
         self._session = Session(start, self._settings)
-        self._iteration = 0
-        self._requests = RequestQueue(length)
-        self._fetched: Iterator[Fetched] | None = None
-        self._seed_workers = WorkerSeeds(seed, topology.rank) if options.get("generator") is None else None
-        if self._seed_workers is not None:
-            options["generator"] = self._seed_workers.generator
-        self._dataloader: torch.utils.data.DataLoader[Fetched] | None = make_dataloader(
-            (SeededFetchDataset if seed_samples else FetchDataset)(
-                dataset,
-                collate_fn or torch.utils.data.default_collate,
-                seed=seed,
-                substitutes=self._unreadable is not None,
-            ),
-            self._requests,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            **options,
+        dataset = (SeededFetchDataset if seed_samples else FetchDataset)(
+            dataset, collate_fn or default_collate, seed=seed, substitutes=replaced is not None
         )
+        options |= {"num_workers": num_workers, "pin_memory": pin_memory}
+        self._reader = Reader(dataset, length=length, seed=seed, replaced=replaced, **options)
 
     def __iter__(self) -> Iterator[Microbatch]:
         """This rank's microbatches, from the cursor to the end of the run.
@@ -202,7 +167,7 @@ class ResumableLoader:
             SampleReadError: The dataset could not give a sample.
             CommitError: Many updates were delivered and none committed.
         """
-        if self._recipe.normalize == "targets":
+        if self.cursor.recipe.normalize == "targets":
             raise UsageError(
                 'normalize="targets" needs the target tokens of a whole update before its first backward; iterating '
                 "the loader gives one microbatch at a time. Nothing was read; write `for update in loader.updates():`, "
@@ -211,61 +176,21 @@ class ResumableLoader:
         return self._start()
 
     def _start(self) -> Iterator[Microbatch]:
-        self._check_open()
-        self._make_stale()
+        self._reader.require_open()
+        self._reader.stop()
         self._session.rewind()
-        return self._iterate(self._iteration)
-
-    def _iterate(self, iteration: int) -> Iterator[Microbatch]:
-        if iteration != self._iteration:
-            raise _stale()
-        session, pending = self._session, self._requests.start(self._rows())
-        session.begin()
-        # kept by the loader, not by this generator: to let go of it ends the workers, whoever holds this generator
-        self._fetched = fetch_all(self._check_open(), self._requests)
-        try:
-            while True:
-                if iteration != self._iteration:
-                    raise _stale()
-                fetched = next(self._fetched, None)
-                if fetched is None:
-                    if pending:
-                        raise ended_early(pending[0][0])
-                    return
-                (rows, expected), (data, digest) = pending.popleft(), fetched
-                if digest != expected:
-                    raise other_samples(rows)
-                if type(data) is ReadFailure:
-                    raise unreadable(rows, data)
-                if type(data) is Substituted:
-                    assert self._unreadable is not None
-                    omitted = self._unreadable.add(rows, data.failures)
-                    session.deliver(rows, digest, omitted)
-                    yield Microbatch(data.data, rows, unreadable=omitted)
-                    continue
-                session.deliver(rows, digest)
-                yield Microbatch(data, rows)
-        finally:
-            if iteration == self._iteration:
-                self._fetched = None
-
-    def _make_stale(self) -> None:
-        """Make all iterators invalid, and end their workers where these are not persistent."""
-        self._iteration += 1
-        self._fetched = None
+        return self._reader.read(self._rows(), self._session, rank=self._settings.layout.rank)
 
     def _rows(self) -> Iterator[MicrobatchRows]:
         """This rank's rows from the cursor on."""
-        cursor = self.cursor
-        if self._seed_workers is not None:
-            self._seed_workers.restart(cursor.position)
-        rows = RankRows(self._order, schedule=self._schedule, layout=self._settings.layout, weight=self._weight)
+        cursor, settings = self.cursor, self._settings
+        rows = RankRows(self._order, schedule=settings.schedule, layout=settings.layout, weight=self._weight)
         return rows.from_place(update=cursor.updates, epoch=cursor.epoch, offset=cursor.offset)
 
     def updates(self) -> Iterator[Update]:
         """The same as iterating the loader, an update at a time, its microbatches already fetched."""
-        count_targets = self._count_targets if self._recipe.normalize == "targets" else None
-        return group_updates(self._start(), self._commit_update, count_targets)
+        count_targets = self._count_targets if self.cursor.recipe.normalize == "targets" else None
+        return group_updates(self._start(), self, count_targets)
 
     def commit(self, applied: bool = True) -> None:
         """Move the cursor to the end of the update at the cursor. Call it after the optimizer step.
@@ -277,20 +202,12 @@ class ResumableLoader:
             CommitError: The update's last microbatch was not delivered.
             UsageError: The loader is closed.
         """
-        self._check_open()
+        self._reader.require_open()
         self._session.commit(applied=applied)
 
     def _count_targets(self, update: int, local_count: Any, global_count: Any) -> float:
-        self._check_open()
+        self._reader.require_open()
         return self._session.count_targets(update, local_count, global_count)
-
-    def _commit_update(self, *, update: int, applied: bool) -> None:
-        if update != self.cursor.updates:
-            raise CommitError(
-                f"update {update} is to be committed, the cursor is at update {self.cursor.updates}. Updates are "
-                "committed once each, in order; the cursor did not move."
-            )
-        self.commit(applied)
 
     @property
     def cursor(self) -> Cursor:
@@ -300,7 +217,7 @@ class ResumableLoader:
     @property
     def num_updates(self) -> int | None:
         """Updates of the whole run; None where it is endless."""
-        left = self._schedule.updates_left(self.cursor.epoch, self.cursor.offset)
+        left = self._settings.schedule.updates_left(self.cursor.epoch, self.cursor.offset)
         return None if left is None else self.cursor.updates + left
 
     def __len__(self) -> int:
@@ -310,7 +227,7 @@ class ResumableLoader:
             TypeError: The run is endless.
         """
         layout = self._settings.layout
-        left = self._schedule.microbatches_left(
+        left = self._settings.schedule.microbatches_left(
             self.cursor.epoch, self.cursor.offset, microbatch=layout.microbatch, num_replicas=layout.num_replicas
         )
         if left is None:
@@ -339,10 +256,11 @@ class ResumableLoader:
             CorruptStateError: The cursor is damaged.
             OtherRunError: It belongs to another run than this loader or its ledger.
             RecipeMismatchError: It was counted under another recipe.
+            StateError: A later state of the run would not fit its tensor, say for one migration too many.
         """
-        start = start_cursor(state, self._recipe, allow=allow)
+        start = start_cursor(state, self.cursor.recipe, allow=allow)
         self._session.check_run(start)
-        self._make_stale()
+        self._reader.stop()
         self._session.close()
         self._session = Session(start, self._settings)
 
@@ -379,7 +297,7 @@ class ResumableLoader:
             UsageError: An argument is outside what is accepted, or the loader is closed.
             TopologyError: Rank and size are not known.
         """
-        self._check_open()
+        self._reader.require_open()
         placement = self._placement.moved(
             rank=rank, num_replicas=num_replicas, mesh=mesh, data_axes=data_axes, reduction_size=reduction_size
         )
@@ -387,13 +305,11 @@ class ResumableLoader:
             self._settings, placement, microbatch=microbatch, has_new_size=reduction_size is not None
         )
         check_remap(self._session, rollback=rollback)
-        self._make_stale()
+        self._reader.stop()
         self._session.rewind()
         self._session.close()
         self._placement, self._settings = placement, settings
         self._weight = replace(self._weight, factor=settings.loss_factor)
-        if self._seed_workers is not None:
-            self._seed_workers.rank = settings.layout.rank
         self._session = Session(self._session.cursor, settings)
 
     def check_agreement(self, peers: Sequence[ResumableLoader] | None = None) -> Cursor:
@@ -415,36 +331,11 @@ class ResumableLoader:
 
     def close(self) -> None:
         """Stop the workers and end the ledger's file. The cursor stays readable."""
-        self._make_stale()
+        self._reader.close()
         self._session.close()
-        self._dataloader = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _check_open(self) -> torch.utils.data.DataLoader[Fetched]:
-        if self._dataloader is None:
-            raise UsageError("this loader is closed; make a new one and load the state to go on")
-        return self._dataloader
-
-
-def _stale() -> StaleIteratorError:
-    return StaleIteratorError(
-        "this iterator was made before the loader was iterated again, loaded, remapped or closed; what it would give "
-        "is not what comes next. Use the iterator of a new iter(loader)."
-    )
-
-
-def _choose_order(order: Order | None, length: int, seed: int) -> Order:
-    if order is None:
-        return Shuffle(length, seed=seed)
-    check_order(order)
-    if len(order) != length:
-        raise UsageError(
-            f"the order has {len(order)} samples and the dataset {length}: samples would never be seen, or asked for "
-            "and not there. Make the order with the length of the dataset."
-        )
-    return order

@@ -174,10 +174,15 @@ class Session:
             rows.ids if self._keeps_ids else None,
         )
 
+    def jump(self, index: int, position: int) -> None:
+        """Take down that the batch `index`, delivered next, starts at the later epoch at `position`."""
+        if self._writer is not None:
+            self._writer.jump(index, position)
+
     def commit(self, *, applied: bool, ends_step: bool = True) -> None:
         """Move the cursor past the update, or batch, at the cursor; see `Progress.commit`."""
         update = self._progress.commit(applied=applied, ends_step=ends_step)
-        if self._writer is not None:
+        if ends_step and self._writer is not None:
             self._writer.commit(update, applied)
 
     def count_targets(self, update: int, local_count: Any, global_count: Any) -> float:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from resumable_data.errors import UsageError
+from resumable_data.errors import CommitError, UsageError
 from resumable_data.loader.targets import UpdateScale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from resumable_data.loader.loader import ResumableLoader
     from resumable_data.loader.microbatch import Microbatch
 
     CountTargets = Callable[[int, Any, Any], float]
@@ -25,10 +26,10 @@ class Update:
     """
 
     def __init__(
-        self, microbatches: list[Microbatch], commit: Callable[..., None], count_targets: CountTargets | None = None
+        self, microbatches: list[Microbatch], loader: ResumableLoader, count_targets: CountTargets | None = None
     ) -> None:
         self.microbatches = microbatches
-        self._commit = commit
+        self._loader = loader
         self._count_targets = count_targets
         self._scale = UpdateScale(self.index)
         if count_targets is not None:
@@ -82,16 +83,22 @@ class Update:
 
     def commit(self, *, applied: bool = True) -> None:
         """Commit this update after the optimizer step, see `ResumableLoader.commit`."""
-        self._commit(applied=applied, update=self.index)
+        expected = self._loader.cursor.updates
+        if self.index != expected:
+            raise CommitError(
+                f"update {self.index} is to be committed, the cursor is at update {expected}. Updates are committed "
+                "once each, in order; the cursor did not move."
+            )
+        self._loader.commit(applied)
 
 
 def group_updates(
-    microbatches: Iterable[Microbatch], commit: Callable[..., None], count_targets: CountTargets | None = None
+    microbatches: Iterable[Microbatch], loader: ResumableLoader, count_targets: CountTargets | None = None
 ) -> Iterator[Update]:
-    """The updates that a stream of microbatches makes up."""
+    """The updates that a stream of the loader's microbatches makes up."""
     fetched: list[Microbatch] = []
     for microbatch in microbatches:
         fetched.append(microbatch)
         if microbatch.is_last:
-            yield Update(fetched, commit, count_targets)
+            yield Update(fetched, loader, count_targets)
             fetched = []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch.utils.data import Sampler
 
-from resumable_data.cursor import Committed, Cursor, Recipe, encode_cursor
+from resumable_data.cursor import Committed, Cursor, new_cursor
 from resumable_data.errors import CommitError, StaleIteratorError, UsageError
 from resumable_data.order import check_order
-from resumable_data.plan import BatchPlan, loss_factor, require_count
+from resumable_data.plan import BatchPlan, loss_factor
 from resumable_data.sampler.rank_rows import RankLayout, RankRows
 from resumable_data.sampler.state import make_state, start_cursor
 from resumable_data.sampler.targets import LossWeight
@@ -25,10 +26,19 @@ if TYPE_CHECKING:
 
     from resumable_data.order import Order
     from resumable_data.plan import UpdateSpan
+    from resumable_data.sampler.rank_rows import MicrobatchRows
     from resumable_data.sampler.state import State
 
 MAX_AHEAD = 4096
 """Updates that may be handed out ahead of commit(); no DataLoader fetches so far ahead, so commit() is never called."""
+
+
+class HasCursor(Protocol):
+    """Something that counts what was trained on."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """Committed progress."""
 
 
 class ResumableSampler(Sampler[list[int]]):
@@ -42,8 +52,8 @@ class ResumableSampler(Sampler[list[int]]):
     A DataLoader fetches ahead, and a sampler cannot see what was trained on. So the cursor is moved by `commit` alone,
     which counts updates and not fetched batches: call it once after each optimizer step, on every rank, and count the
     batches of an update against `accumulation_steps`. The sampler takes your word for it. It records no deliveries, its
-    cursor has no coverage digest of them, and it talks to no other rank: use `ResumableLoader` where the run is to be
-    proven.
+    cursor has no coverage digest of them, and it talks to no other rank: where the run is to be proven, wrap the
+    DataLoader in `resumable_data.track`, or use `ResumableLoader`.
 
     It cannot hand out filler rows. A layout in which a rank would have no row in some microbatch, now or at a short
     update later on, is refused when the sampler is made (for a run from its beginning) and when a state is loaded (from
@@ -66,6 +76,7 @@ class ResumableSampler(Sampler[list[int]]):
     Raises:
         UsageError: An argument is outside what is accepted, or a rank's share of a microbatch would be empty.
         TopologyError: Rank and size are not known.
+        StateError: The order's name or the fingerprint is too long for a checkpoint.
 
     >>> from resumable_data.order import Sequential
     >>> sampler = ResumableSampler(Sequential(10), global_batch=4, microbatch=2, epochs=1, rank=1, num_replicas=2)
@@ -97,28 +108,25 @@ class ResumableSampler(Sampler[list[int]]):
         fingerprint: str | None = None,
     ) -> None:
         check_order(order)
-        topology = resolve_topology(rank=rank, num_replicas=num_replicas, mesh=mesh, data_axes=data_axes)
-        self._layout = RankLayout(rank=topology.rank, num_replicas=topology.num_replicas, microbatch=microbatch)
-        size = topology.num_replicas if reduction_size is None else reduction_size
-        self._factor = loss_factor(gradient_reduction, size)
-        recipe = Recipe(
-            order=order.describe(),
-            global_batch=require_count("global_batch", global_batch),
-            tail=tail,
-            fingerprint=fingerprint,
+        self.topology = resolve_topology(rank=rank, num_replicas=num_replicas, mesh=mesh, data_axes=data_axes)
+        rank, num_replicas = self.topology.rank, self.topology.num_replicas
+        self.layout = RankLayout(rank=rank, num_replicas=num_replicas, microbatch=microbatch)
+        self.loss_factor = loss_factor(gradient_reduction, num_replicas if reduction_size is None else reduction_size)
+        self._cursor = new_cursor(
+            order, global_batch=global_batch, tail=tail, normalize="samples", fingerprint=fingerprint
         )
-        self._cursor = Cursor(recipe=recipe)
-        encode_cursor(self._cursor)  # what a checkpoint cannot hold is better found now than at the first save
-        self._schedule = self._cursor.schedule(epochs)
+        self.schedule = self._cursor.schedule(epochs)
         self._rows = RankRows(
             order,
-            schedule=self._schedule,
-            layout=self._layout,
-            weight=LossWeight(normalize="samples", factor=self._factor),
+            schedule=self.schedule,
+            layout=self.layout,
+            weight=LossWeight(normalize="samples", factor=self.loss_factor),
         )
         self._iteration = 0
         self._given = 0  # updates handed out whole, by their number in the run
-        self._check_shares(self._cursor)
+        self._tracked_by: HasCursor | None = None
+        self._recent: deque[MicrobatchRows] | None = None
+        self.check_shares(self._cursor)
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's IDs, a list for each microbatch, from the cursor to the end of the run.
@@ -134,19 +142,21 @@ class ResumableSampler(Sampler[list[int]]):
     def _iterate(self, iteration: int) -> Iterator[list[int]]:
         if iteration != self._iteration:
             raise _stale()
-        start = self._cursor
+        start = self.cursor
         for rows in self._rows.from_place(update=start.updates, epoch=start.epoch, offset=start.offset):
             if iteration != self._iteration:
                 raise _stale()
-            if rows.update - self._cursor.updates >= MAX_AHEAD:
-                raise _never_committed(self._cursor.updates)
+            if rows.update - self.cursor.updates >= MAX_AHEAD:
+                raise _never_committed(self.cursor.updates)
             if rows.is_last:
                 self._given = rows.update + 1
+            if self._recent is not None:
+                self._recent.append(rows)
             yield rows.ids.tolist()
 
     def _make_stale(self) -> None:
         self._iteration += 1
-        self._given = self._cursor.updates
+        self._given = self.cursor.updates
 
     def __len__(self) -> int:
         """Microbatches from the cursor to the end of the run, the same on all ranks.
@@ -154,8 +164,8 @@ class ResumableSampler(Sampler[list[int]]):
         Raises:
             TypeError: The run is endless.
         """
-        cursor, layout = self._cursor, self._layout
-        left = self._schedule.microbatches_left(
+        cursor, layout = self.cursor, self.layout
+        left = self.schedule.microbatches_left(
             cursor.epoch, cursor.offset, microbatch=layout.microbatch, num_replicas=layout.num_replicas
         )
         if left is None:
@@ -165,8 +175,8 @@ class ResumableSampler(Sampler[list[int]]):
     @property
     def num_updates(self) -> int | None:
         """Updates of the whole run; None where it is endless."""
-        left = self._schedule.updates_left(self._cursor.epoch, self._cursor.offset)
-        return None if left is None else self._cursor.updates + left
+        left = self.schedule.updates_left(self.cursor.epoch, self.cursor.offset)
+        return None if left is None else self.cursor.updates + left
 
     @property
     def accumulation_steps(self) -> int:
@@ -187,12 +197,12 @@ class ResumableSampler(Sampler[list[int]]):
         Raises:
             CommitError: The run is over.
         """
-        return self._factor / self._span().num_rows
+        return self.loss_factor / self._span().num_rows
 
     @property
     def cursor(self) -> Cursor:
-        """Committed progress, as far as commit() was told."""
-        return self._cursor
+        """Committed progress, as far as commit() was told; under `resumable_data.track` that of the tracked loader."""
+        return self._cursor if self._tracked_by is None else self._tracked_by.cursor
 
     def commit(self, applied: bool = True) -> None:
         """Move the cursor past the update at the cursor. Call it on every rank after the optimizer step.
@@ -203,8 +213,10 @@ class ResumableSampler(Sampler[list[int]]):
             applied: False where the step was skipped, say by a loss scaler; the samples are consumed all the same.
 
         Raises:
-            CommitError: The run is over, or that update was not even handed out whole.
+            CommitError: The run is over, that update was not even handed out whole, or the DataLoader is tracked.
         """
+        if self._tracked_by is not None:
+            raise CommitError("what resumable_data.track() returned commits for this sampler; do not commit it as well")
         cursor, span = self._cursor, self._span()
         if self._given <= cursor.updates:
             raise CommitError(
@@ -219,11 +231,11 @@ class ResumableSampler(Sampler[list[int]]):
             samples=span.num_samples,
             padding=span.padding,
         )
-        self._cursor = cursor.advance(done, self._schedule.after(span), run_id=cursor.run_id, attempt=0)
+        self._cursor = cursor.advance(done, self.schedule.after(span), run_id=cursor.run_id, attempt=0)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The committed cursor as one uint8 tensor of fixed size, as `ResumableLoader` has it. No side effect."""
-        return make_state(self._cursor)
+        return make_state(self.cursor)
 
     def load_state_dict(self, state: State, allow: Collection[str] = ()) -> None:
         """Go on from a saved cursor. Iterators made before become invalid; so does a DataLoader's that is under way.
@@ -233,42 +245,63 @@ class ResumableSampler(Sampler[list[int]]):
             allow: Names of recipe fields that may differ, and ``"fresh_start"``; see `ResumableLoader`.
 
         Raises:
-            UsageError: `state` is neither, `allow` names what cannot be allowed, or a rank's share of a microbatch
-                would be empty from there on.
+            UsageError: `state` is neither, `allow` names what cannot be allowed, a rank's share of a microbatch
+                would be empty from there on, or the DataLoader is tracked.
             MissingStateError: `state` has no cursor, and a fresh start is not allowed.
             CorruptStateError: The cursor is damaged.
             RecipeMismatchError: It was counted under another recipe.
         """
+        if self._tracked_by is not None:
+            raise UsageError("this sampler's cursor is that of what resumable_data.track() returned; load it into that")
         start = start_cursor(state, self._cursor.recipe, allow=allow)
-        self._check_shares(start)
+        self.check_shares(start)
         self._cursor = start
         self._make_stale()
 
+    def follow(self, loader: HasCursor) -> None:
+        """Leave the cursor to `loader`; for `resumable_data.track`.
+
+        Raises:
+            UsageError: Another one has it already.
+        """
+        if self._tracked_by is not None:
+            raise UsageError("this sampler is tracked already; make one sampler and one DataLoader for each track()")
+        self._tracked_by = loader
+
+    def start_giving(self) -> deque[MicrobatchRows]:
+        """A queue that fills with what is handed out from now on; for `resumable_data.track`."""
+        self._recent = deque()
+        return self._recent
+
     def _span(self) -> UpdateSpan:
-        cursor = self._cursor
-        span = self._schedule.update_at(cursor.epoch, cursor.offset)
+        cursor = self.cursor
+        span = self.schedule.update_at(cursor.epoch, cursor.offset)
         if span is None:
             raise CommitError(
-                f"expected an update at the cursor, found that the run of {self._schedule.epochs} epochs is over after "
+                f"expected an update at the cursor, found that the run of {self.schedule.epochs} epochs is over after "
                 f"{cursor.updates} updates. The cursor did not move; to train on, give epochs= more."
             )
         return span
 
     def _plan(self, num_rows: int) -> BatchPlan:
-        layout = self._layout
+        layout = self.layout
         return BatchPlan(global_batch=num_rows, microbatch=layout.microbatch, num_replicas=layout.num_replicas)
 
-    def _check_shares(self, start: Cursor) -> None:
-        """Refuse a layout in which a rank has no row in some microbatch from `start` on."""
+    def check_shares(self, start: Cursor) -> None:
+        """Refuse a layout in which a rank has no row in some microbatch from `start` on.
+
+        Raises:
+            UsageError: There is one.
+        """
         # What is left of the epoch under way, or with tail="carry" of the run, has updates of at most two sizes. Whole
         # epochs after it have those of the first one, which is looked at when the sampler is made.
-        for segment in islice(self._schedule.segments(start.epoch, start.offset), 2):
+        for segment in islice(self.schedule.segments(start.epoch, start.offset), 2):
             plan = self._plan(segment.span.num_rows)
             if plan.num_idle:
                 raise self._empty_share(segment.span, plan)
 
     def _empty_share(self, span: UpdateSpan, plan: BatchPlan) -> UsageError:
-        global_batch = self._schedule.global_batch
+        global_batch = self.schedule.global_batch
         if plan.global_batch < global_batch:
             remedy = 'use tail="drop" or "pad", which have no short updates, or another global_batch'
         else:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from resumable_data.cursor import STATE_KEY, Cursor, check_allowed, decode_cursor, encode_cursor, resume_cursor
+from resumable_data.cursor import (
+    STATE_KEY,
+    Cursor,
+    check_allowed,
+    decode_cursor,
+    encode_cursor,
+    require_room,
+    resume_cursor,
+)
 from resumable_data.errors import CorruptStateError, MissingStateError, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str], schedu
         MissingStateError: `state` has no cursor, and a fresh start is not allowed.
         CorruptStateError: The cursor is damaged.
         RecipeMismatchError: It was counted under another recipe.
+        StateError: A later state of the run would not fit its tensor, say for one migration too many.
     """
     names = {allow} if isinstance(allow, str) else set(allow)
     allowed = check_allowed(names - {FRESH_START})
@@ -55,9 +64,11 @@ def read_state(state: State, *, fresh_start: bool) -> Cursor | None:
         UsageError: `state` is no mapping.
         MissingStateError: There is none.
         CorruptStateError: It is damaged.
+        StateError: It was given as a cursor, and takes too many bytes for a checkpoint.
     """
     if isinstance(state, Cursor):
         state.check()
+        require_room(state)  # a take-over was never saved by a loader that made sure of it
         return state
     if state is not None and not isinstance(state, Mapping):
         raise UsageError(

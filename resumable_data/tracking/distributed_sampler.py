@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch.utils.data
 
 from resumable_data.errors import UsageError
-from resumable_data.loader.fetch import refuse_iterable
+from resumable_data.loader.options import refuse_iterable
 from resumable_data.order import Sequential, TorchShuffle
 from resumable_data.plan import Schedule, UpdateSpan
 from resumable_data.sampler.padding import row_ids
@@ -16,6 +17,8 @@ from resumable_data.sampler.wrappers import refuse_accelerate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from resumable_data.order import Order
 
@@ -61,6 +64,8 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
         self.order: Order = TorchShuffle(length, seed=seed) if shuffle else Sequential(length)
         self._offset = 0
         self._asked_for_epoch: Callable[[int], None] | None = None
+        self.given_out: deque[NDArray[np.int64]] = deque()
+        """What the newest iteration gave out, chunk by chunk, where `resumable_data.track` takes it from here."""
 
     def __iter__(self) -> Iterator[int]:
         refuse_accelerate(self)
@@ -68,8 +73,13 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
         start = self.epoch * len(self.order) + self._offset
         span = UpdateSpan(start, min(rest, num_rows), max(0, num_rows - rest))
         own = np.arange(self.rank, num_rows, self.num_replicas, dtype=np.int64)
+        given_out: deque[NDArray[np.int64]] = deque()
+        self.given_out = given_out
         for first in range(0, own.size, _CHUNK):
-            yield from row_ids(self.order, start + own[first : first + _CHUNK], span).tolist()
+            ids = row_ids(self.order, start + own[first : first + _CHUNK], span)
+            if self._asked_for_epoch is not None:
+                given_out.append(ids)
+            yield from ids.tolist()
 
     def __len__(self) -> int:
         """Indices of this rank that are left in the epoch, from where the next iteration starts."""

@@ -125,7 +125,7 @@ def test_the_fetching_dataset_pickles(seeded: bool) -> None:
     options: dict[str, Any] = {"seed_samples": seeded, "global_batch": 4, "microbatch": 4, "collate_fn": keep_list}
     dataset = GlobalDrawing(11) if seeded else Drawing(11)
     loader = ResumableLoader(dataset, order=Sequential(11), rank=0, num_replicas=1, **options)
-    fetching = loader._dataloader.dataset  # type: ignore[union-attr]
+    fetching = loader._reader.require_open().dataset
     request = np.arange(3).tobytes(), 0, 1, b""
     assert pickle.loads(pickle.dumps(fetching))[request] == fetching[request]
 

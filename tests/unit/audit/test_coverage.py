@@ -12,7 +12,7 @@ from resumable_data.audit import coverage
 from resumable_data.audit.coverage import check_partition, count_multiplicity
 from resumable_data.audit.rank_audit import Branch, Change
 from resumable_data.audit.rows import CHUNK_ROWS, chunks, expand
-from resumable_data.audit.updates import Stretch
+from resumable_data.audit.updates import Course, Stretch
 from resumable_data.cursor import Cursor, Recipe
 from resumable_data.ledger import Claim
 from resumable_data.order import Sequential
@@ -23,7 +23,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 7), st.integers(1, 
 def make_branch(length: int = 10, batch: int = 4, tail: str = "drop", stop_update: int = 6) -> Branch:
     recipe = Recipe(order=Sequential(length).describe(), global_batch=batch, tail=tail)
     claim = Claim("run", 1, Cursor(recipe=recipe), 3, 2, None, "0")
-    return Branch(claim, Stretch(recipe, 0, 0, 0), stop_update, None)
+    return Branch(claim, Course((Stretch(recipe, 0, 0, 0),)), stop_update, None)
 
 
 def make_change(runs: list[tuple[int, int, int]], sign: int) -> Change:

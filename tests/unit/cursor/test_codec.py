@@ -22,6 +22,7 @@ from resumable_data.cursor import (
     RecipeChange,
     decode_cursor,
     encode_cursor,
+    require_room,
 )
 from resumable_data.errors import CorruptStateError, ResumableDataError, StateError, UsageError
 
@@ -192,6 +193,23 @@ def test_a_cursor_that_does_not_fit_says_what_to_do() -> None:
     crowded = msgspec.structs.replace(CURSOR, migrations=CURSOR.migrations * 100)
     with pytest.raises(StateError, match=r"holds 4072. It records 100 migrations.*start a new run"):
         encode_cursor(crowded)
+
+
+def test_every_counter_has_room_to_grow() -> None:
+    """A new run is refused if its recipe leaves too little room, by exactly what its cursor may still grow."""
+    fields = json.loads(Cursor(recipe=RECIPE).to_json())
+    grown = fields | {name: 2**63 - 1 for name, value in fields.items() if value == 0}
+    grown |= {"run_id": "f" * 16, "coverage": [[2**63 - 1, 2**63 - 1, [2**64 - 1, 2**64 - 1]]] * 8}
+    most = STATE_NUM_BYTES - 24 - len(json.dumps(grown, separators=(",", ":"), ensure_ascii=False).encode())
+
+    def long_named(num_bytes: int) -> Cursor:
+        name = f"{RECIPE.order['name']}{'x' * num_bytes}"
+        return Cursor(recipe=msgspec.structs.replace(RECIPE, order={**RECIPE.order, "name": name}))
+
+    require_room(long_named(most))
+    encode_cursor(long_named(most + 1))  # it fits now
+    with pytest.raises(StateError, match=r"may grow to 4073, 0 migrations.*Shorten the order's name"):
+        require_room(long_named(most + 1))
 
 
 def test_the_largest_numbers_fit() -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import msgspec
 import pytest
 
 from resumable_data import Cursor, Recipe, Sequential, Shuffle
-from resumable_data.cursor import Migration, RecipeChange, compare_recipes, describe_changes, resume_cursor
-from resumable_data.errors import RecipeMismatchError, UsageError
+from resumable_data.cursor import (
+    CoverageSpan,
+    Migration,
+    RecipeChange,
+    compare_recipes,
+    decode_cursor,
+    describe_changes,
+    encode_cursor,
+    resume_cursor,
+)
+from resumable_data.errors import RecipeMismatchError, StateError, UsageError
 
 RECIPE = Recipe(order=Shuffle(10, seed=1).describe(), global_batch=4, fingerprint="v1")
 SAVED = Cursor(recipe=RECIPE, run_id="0" * 16, applied=2, samples=8, offset=8)
@@ -95,3 +105,47 @@ def test_a_missing_field_differs_from_none() -> None:
     (change,) = compare_recipes(RECIPE, with_name)
     assert (change.field, change.saved, change.now) == ("order.more", None, 1)
     assert "order.more" in describe_changes([change])
+
+
+def migrated_until_refused(saved: Cursor, others: list[Recipe]) -> tuple[Cursor, StateError]:
+    """The last cursor of a run that changes its recipe before every update, and what the next change raises."""
+    for recipe in cycle(others):
+        one_more = msgspec.structs.replace(saved, applied=saved.applied + 1)
+        try:
+            saved = resume_cursor(one_more, recipe, allow={"global_batch", "fingerprint"})
+        except StateError as error:
+            return saved, error
+    raise AssertionError("there is always another recipe")
+
+
+IMAGENET = Recipe(order=Shuffle(1_281_167, seed=1).describe(), global_batch=1024, fingerprint="a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "num_migrations"), [("global_batch", 2048, 60), ("fingerprint", "b" * 64, 16)]
+)
+def test_a_change_without_room_is_refused_where_it_is_declared(field: str, value: Any, num_migrations: int) -> None:
+    """As many changes as documented fit; one too many is refused by the sizes, with the ways to go on."""
+    saved = Cursor(recipe=IMAGENET, run_id="0" * 16, applied=12_345, samples=12_811_670, epoch=10)
+    others = [msgspec.structs.replace(IMAGENET, **{field: value}), IMAGENET]
+    last, error = migrated_until_refused(saved, others)
+    assert len(last.migrations) == num_migrations
+    message = (
+        f"expected a cursor that takes at most 4072 bytes.* found one that may grow to .* {num_migrations + 1} migr"
+    )
+    with pytest.raises(StateError, match=rf"{message}.*Nothing was loaded.*saved recipe.*from_consumed_samples"):
+        raise error
+
+
+def test_what_was_migrated_fits_however_far_the_run_comes() -> None:
+    """The last change that is accepted leaves room for counters of 63 bits and eight spans, whatever they are now."""
+    last, _ = migrated_until_refused(SAVED, [changed(global_batch=6), RECIPE])
+    most = 2**63 - 1
+    counters = ("attempt", "applied", "skipped", "samples", "tokens", "epoch", "padding", "dropped", "batches")
+    for num_spans in (0, 8):
+        spans = tuple(CoverageSpan(most - 8 + i, most - 8 + i, (2**64 - 1, 2**64 - 1)) for i in range(num_spans))
+        grown = msgspec.structs.replace(last, coverage=spans, **dict.fromkeys(counters, most))
+        assert len(encode_cursor(grown)) == 4096
+    beyond = msgspec.structs.replace(SAVED, applied=most * 10**30)
+    last, _ = migrated_until_refused(beyond, [changed(global_batch=6), RECIPE])
+    assert decode_cursor(encode_cursor(last)) == last

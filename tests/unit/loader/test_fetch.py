@@ -164,7 +164,7 @@ def test_samples_that_fail_only_together_are_all_named() -> None:
 def test_what_a_worker_read_is_compared_with_what_it_was_asked_for() -> None:
     """A digest of other IDs than those asked for is an error, not a delivery."""
     loader = loader_of(Numbers(8))
-    dataset: Any = loader._dataloader
+    dataset: Any = loader._reader.require_open()
     honest = dataset.dataset.__class__.__getitem__
     data, digest = honest(dataset.dataset, next(iter(request_of(loader))))
     stream = iter(loader)
@@ -180,7 +180,7 @@ def test_what_a_worker_read_is_compared_with_what_it_was_asked_for() -> None:
 
 
 def request_of(loader: ResumableLoader) -> Any:
-    queue = loader._requests
+    queue = loader._reader._requests
     queue.start(loader._rows())
     return queue
 

@@ -12,6 +12,7 @@ from resumable_data.tracking import DistributedSampler, TrackedLoader, track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SEED = 5
 
@@ -41,7 +42,7 @@ class Setup:
     loader_drops: bool = False
     num_workers: int = 0
 
-    def loaders(self, state: Any = None) -> list[TrackedLoader]:
+    def loaders(self, state: Any = None, ledger: Path | None = None) -> list[TrackedLoader]:
         """One tracked loader per rank, commits made by hand."""
         dataset, made = Numbers(self.length), []
         for rank in range(self.num_replicas):
@@ -53,9 +54,9 @@ class Setup:
                 drop_last=self.loader_drops,
                 num_workers=self.num_workers,
             )
-            made.append(track(dataloader, accumulation_steps=self.accumulation_steps))
+            made.append(track(dataloader, accumulation_steps=self.accumulation_steps, ledger=ledger))
             if state is not None:
-                made[-1].load_state_dict(state)
+                made[-1].load_state_dict(state, allow={"global_batch"})
         return made
 
     def batches(self, epoch: int, offset: int) -> Iterator[list[tuple[int, bool]]]:
@@ -83,6 +84,7 @@ class Trained:
     """What was trained on, counted from the batches that were stepped."""
 
     samples: Counter[tuple[int, int]] = field(default_factory=Counter)
+    delivered: int = 0
     padding: int = 0
     applied: int = 0
     skipped: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,26 +12,27 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resumable_data.audit import audit_cursor
+from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.cursor import Cursor
 from resumable_data.errors import CommitError, RecipeMismatchError, StaleIteratorError, UsageError
+from resumable_data.loader import ResumableLoader
 from resumable_data.tracking import DistributedSampler, track
-from tests.unit.tracking.loops import Numbers, Setup, Trained, next_of_all
-
-if TYPE_CHECKING:
-    pass
+from tests.unit.tracking.loops import SEED, Numbers, Setup, Trained, next_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from resumable_data.audit import AuditReport
 
 Batch = list[tuple[int, bool]]
 
 
 @st.composite
 def setups(draw: st.DrawFn) -> list[Setup]:
-    """A chain of launches over one dataset, all with the same samples per step."""
-    length = draw(st.integers(4, 40))
+    """A chain of launches over one dataset, most with the same samples per step."""
+    length = draw(st.integers(6, 40))
     drops = {"sampler_drops": draw(st.booleans()), "loader_drops": draw(st.booleans())}
-    layouts = [(1, 4, 1), (2, 2, 1), (4, 1, 1), (1, 2, 2), (2, 1, 2), (1, 1, 4)]
+    layouts = [(1, 4, 1), (2, 2, 1), (4, 1, 1), (1, 2, 2), (2, 1, 2), (1, 1, 4), (3, 2, 1), (3, 1, 2)]
     chain = draw(st.lists(st.sampled_from(layouts), min_size=1, max_size=4))
     return [Setup(length, *layout, **drops) for layout in chain]
 
@@ -37,12 +40,26 @@ def setups(draw: st.DrawFn) -> list[Setup]:
 @settings(max_examples=100)
 @given(chain=setups(), data=st.data())
 def test_any_chain_of_launches_counts_what_was_trained_on(chain: list[Setup], data: st.DataObject) -> None:
-    """Over any ranks, steps skipped or not, and loops broken off at any batch, the cursor is what plain lists say."""
+    """Over any ranks, steps skipped or not, and loops broken off at any batch, the cursor is what plain lists say.
+
+    The ledger proves it, epochs that were left early included.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        _check_chain(chain, data, Path(directory))
+
+
+def _check_chain(chain: list[Setup], data: st.DataObject, ledger: Path) -> None:
     trained, state, committed = Trained(), None, (0, 0)
     for setup in chain:
-        loaders = setup.loaders(state)
+        loaders, before = setup.loaders(state, ledger), trained.delivered
+        if loaders[0].cursor.migrations and not list(setup.batches(*committed)):
+            committed = (committed[0] + 1, 0)  # where another batch size is declared, the place is settled for it
         place = committed
         for _ in range(data.draw(st.integers(1, 3), label="loops")):
+            if data.draw(st.booleans(), label="leaves the epoch"):
+                place = (place[0] + 1, 0)
+                for loader in loaders:
+                    loader.sampler.set_epoch(place[0])
             place, committed = _train(setup, loaders, trained, place, committed, data)
         if setup.num_replicas > 1:
             loaders[0].check_agreement(peers=loaders)
@@ -52,7 +69,17 @@ def test_any_chain_of_launches_counts_what_was_trained_on(chain: list[Setup], da
         assert (cursor.applied, cursor.skipped) == (trained.applied, trained.skipped)
         assert all(loader.cursor == cursor for loader in loaders)
         state = loaders[-1].state_dict()
+        if trained.delivered > before:
+            _check_report(audit_ledger(ledger), cursor, trained)
     assert set(trained.samples.values()) <= {1}
+
+
+def _check_report(report: AuditReport, cursor: Cursor, trained: Trained) -> None:
+    assert report.verdict == "proven", report.to_text()
+    assert (report.updates, report.skipped) == (cursor.updates, cursor.skipped)
+    counts = (report.position, report.samples, report.padding, report.dropped)
+    assert counts == (cursor.position, cursor.samples, cursor.padding, cursor.dropped)
+    assert report.discarded.low == trained.delivered - cursor.samples - report.in_flight
 
 
 Place = tuple[int, int]
@@ -69,6 +96,7 @@ def _train(
     window: list[Batch] = []
     for number, batch in enumerate(batches[:stop], 1):
         assert next_of_all(iterators) == [sample for sample, _ in batch]
+        trained.delivered += sum(not is_repeat for _, is_repeat in batch)
         window.append(batch)
         if len(window) == setup.accumulation_steps or number == len(batches):
             applied = data.draw(st.booleans(), label="applied")
@@ -298,3 +326,53 @@ def test_the_cursor_proves_what_was_delivered(drops: bool, verdict: str, codes: 
         state = loaders[0].state_dict()
     report = audit_cursor(loaders[0].cursor)
     assert (report.verdict, [one.code for one in report.findings]) == (verdict, codes)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_a_run_taken_over_from_torchs_sampler_goes_on_under_track(tmp_path: Path, num_replicas: int) -> None:
+    """10 batches of 4 on 8 ranks of epoch 2 were read by torch's sampler; the rest of it comes next, and is proven."""
+    start = Cursor.from_distributed_sampler(
+        length=1003,
+        seed=SEED,
+        epoch=2,
+        batches_per_rank=10,
+        batch_size=4,
+        num_replicas=8,
+        global_batch=12 * num_replicas,
+        tail="pad_ranks",
+    )
+    setup = Setup(1003, num_replicas, 12)
+    loaders = setup.loaders(start, tmp_path / "ledger")
+    seen = []
+    for batches in zip(*(_stepped(loader) for loader in loaders), strict=True):
+        seen += [sample for row in zip(*(batch.tolist() for batch in batches), strict=True) for sample in row]
+    assert seen == [sample for batch in setup.batches(2, 320) for sample, _ in batch]
+    for loader in loaders:
+        loader.close()
+    assert (loaders[0].cursor.epoch, loaders[0].cursor.samples) == (3, 3009)
+    report = audit_ledger(tmp_path / "ledger", since_take_over=True)
+    assert (report.verdict, report.samples) == ("proven", 3009), report.to_text()
+    assert audit_ledger(tmp_path / "ledger").verdict == "unproven"
+
+
+def test_a_run_that_moves_to_a_resumable_loader_is_one_history(tmp_path: Path) -> None:
+    """Batches of a tracked loop, then updates of a ResumableLoader from its cursor: one ledger proves both."""
+    setup = Setup(22, 2, 3, loader_drops=True)
+    loaders = setup.loaders(None, tmp_path / "ledger")
+    for loader in loaders:
+        loader.sampler.set_epoch(1)
+    for _ in zip(range(2), *(_stepped(loader) for loader in loaders), strict=False):
+        pass
+    loaders[0].check_agreement(peers=loaders)
+    order = loaders[0].sampler.order
+    other = ResumableLoader(
+        Numbers(22), order=order, global_batch=6, microbatch=4, epochs=3, ledger=tmp_path / "ledger"
+    )
+    other.load_state_dict(loaders[0].state_dict(), allow={"tail"})
+    for microbatch in other:
+        if microbatch.is_last:
+            other.commit()
+    other.close()
+    report = audit_ledger(tmp_path / "ledger")
+    assert report.verdict == "proven", report.to_text()
+    assert (report.samples, report.dropped, report.updates) == (44, 22, other.cursor.updates)
