@@ -134,6 +134,20 @@ def test_an_order_of_another_length_is_refused() -> None:
             rd.track(dataloader(Numbers(), rd.DistributedSampler(range(length), 1, 0)))
 
 
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another one, as Accelerate makes it: without hooks of its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_without_hooks_is_refused() -> None:
+    """Steps that nobody could see would commit nothing; the message says which optimizer to give."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with pytest.raises(UsageError, match=r"Wrapped has none.*Give the optimizer inside of it"):
+        rd.track(dataloader(Numbers(), rd.DistributedSampler(Numbers(), 1, 0)), optimizer=Wrapped(optimizer))
+
+
 def test_a_state_of_another_seed_is_refused() -> None:
     """Where ranks cannot talk, a rank whose sampler has another seed is found when the saved state is loaded."""
     saved = resumable_sampler(order=rd.Shuffle(LENGTH, seed=0), rank=0, num_replicas=1)
