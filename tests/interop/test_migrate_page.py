@@ -88,7 +88,7 @@ def run_script(
         assert last_call is None
     except Killed:
         assert last_call is not None
-    cursor = scope["loader" if "loader" in scope else "sampler"].cursor
+    cursor = scope["loader"].cursor
     return {"seen": model.seen, "weight": model.weight.item(), "updates": cursor.updates, "samples": cursor.samples}
 
 
@@ -103,7 +103,7 @@ def with_accelerate(folder: Path, last_call: int | None) -> dict[str, Any]:
 
 
 def with_transformers(folder: Path, last_call: int | None, mistake: tuple[str, str] = ("", "")) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_steps": 7, "save_steps": 3, "dataloader_num_workers": 2, "use_cpu": True}
+    options: dict[str, Any] = {"max_steps": 7, "save_steps": 3, "use_cpu": True}
     options |= {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "remove_unused_columns": False}
     options |= {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no"}
     names = {"dataset": Data(TRAINER_LENGTH, "numbers"), "options": options}
@@ -147,6 +147,8 @@ def test_killed_on_two_ranks_and_resumed_on_three(
     assert sorted(rows_of(whole)) == ids(order, 0, total)
     assert [rank["samples"] for rank in after] == [total] * 3
     assert abs(after[0]["weight"] - whole[0]["weight"]) < 1e-6
+    report = rd.audit_ledger(tmp_path / "killed/run/ledger")
+    assert (report.verdict, report.samples, len(report.attempts)) == ("proven", total, 2), report.to_text()
 
 
 def hand_out(state: dict[str, Any] | None, num_batches: int, num_workers: int) -> dict[str, Any]:
