@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from resumable_data.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -30,10 +32,13 @@ class StepWatch:
         self._on_step = on_step
         self._num_seen = 0
         self._makes_state = False
-        self._hooks = (
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        )
+        try:
+            self._hooks = (
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            )
+        except AttributeError:
+            raise _no_hooks(optimizer) from None
         self._scaler = scaler
         if scaler is not None:
             self._watch(scaler, optimizer)
@@ -67,6 +72,15 @@ class StepWatch:
             return result
 
         scaler.step = step
+
+
+def _no_hooks(optimizer: Any) -> UsageError:
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    return UsageError(
+        f"track() sees steps by the hooks of a torch.optim.Optimizer; {kind} has none, so no step would be counted. "
+        "Give the optimizer inside of it: call track() before the optimizer is wrapped, say by Accelerate's prepare(); "
+        "or give none, and call loader.commit() after each step."
+    )
 
 
 def _changes_nothing(optimizer: Optimizer) -> bool:
