@@ -117,15 +117,18 @@ def check_partition(branch: Branch) -> None:
     """
     _, num_samples, padding = branch.spans
     num_replicas, microbatch = branch.claim.num_replicas, branch.claim.microbatch
-    for num_rows, num_padding in np.unique(np.stack((num_samples + padding, padding)), axis=1).T.tolist():
-        size = np.array([num_rows], np.int64)
+    num_rows = num_samples + padding
+    differs = np.flatnonzero((num_rows[1:] != num_rows[:-1]) | (padding[1:] != padding[:-1])) + 1
+    kinds = {(int(num_rows[n]), int(padding[n])) for n in [0, *differs.tolist()]} if num_rows.size else set()
+    for rows_of_one, num_padding in sorted(kinds):
+        size = np.array([rows_of_one], np.int64)
         steps = int(num_microbatches(size, num_replicas=num_replicas, microbatch=microbatch)[0])
         rank, index = (grid.ravel() for grid in np.indices((num_replicas, steps), np.int64))
         span = Spans(np.zeros(1, np.int64), size - num_padding, np.full(1, num_padding, np.int64))
         share = shares(span, rank, index, num_replicas=num_replicas, microbatch=microbatch)
         rows = expand(share.start, np.full(rank.size, num_replicas, np.int64), share.num_rows)
-        times = np.bincount(rows, minlength=num_rows)
-        if times.size != num_rows or not (times == 1).all() or int(share.padding.sum()) != num_padding:
+        times = np.bincount(rows, minlength=rows_of_one)
+        if times.size != rows_of_one or not (times == 1).all() or int(share.padding.sum()) != num_padding:
             raise AssertionError(
-                f"the shares of an update of {num_rows} rows on {num_replicas} ranks overlap or leave gaps"
+                f"the shares of an update of {rows_of_one} rows on {num_replicas} ranks overlap or leave gaps"
             )

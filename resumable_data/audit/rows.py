@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.int64]
 
-CHUNK_ROWS = 1 << 16
+CHUNK_ROWS = 1 << 15
 _POSITION_MAX = 1 << 62
 
 
@@ -76,12 +76,26 @@ def digests(
     result = np.empty(count.shape, np.uint64)
     for chunk in chunks(count):
         sizes = count[chunk]
-        positions = expand(start[chunk], stride[chunk], sizes)
-        if wrap_at is not None:
-            ends = np.repeat(wrap_at[chunk], sizes)
-            beyond = positions >= ends
-            positions[beyond] = ends[beyond] - len(order) + (positions[beyond] - ends[beyond]) % len(order)
-        data = ids_at(order, positions).astype("<i8", copy=False).data.cast("B")
+        ids = _ids_of(order, start[chunk], stride[chunk], sizes, None if wrap_at is None else wrap_at[chunk])
+        data = ids.astype("<i8", copy=False).data.cast("B")
         edges = [0, *(8 * np.cumsum(sizes)).tolist()]
         result[chunk] = [xxhash.xxh3_64_intdigest(data[low:high], key) for low, high in itertools.pairwise(edges)]
     return result
+
+
+def _ids_of(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None) -> Vector:
+    """IDs of the rows of records, see `digests`: (count.sum(),) int64."""
+    length = len(order)
+    epoch = int(start[0]) // length if start.size else 0
+    if (
+        start.size
+        and int((start + stride * (count - 1)).max()) < (epoch + 1) * length
+        and start.min() >= epoch * length
+    ):
+        return order.ids(epoch, expand(start - epoch * length, stride, count))
+    positions = expand(start, stride, count)
+    if wrap_at is not None:
+        ends = np.repeat(wrap_at, count)
+        beyond = positions >= ends
+        positions[beyond] = ends[beyond] - length + (positions[beyond] - ends[beyond]) % length
+    return ids_at(order, positions)

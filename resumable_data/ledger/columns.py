@@ -135,15 +135,13 @@ def shape_of(record: Delivered) -> tuple[int, ...]:
     )
 
 
-def write_out(
-    given: NDArray[np.int64], is_again: NDArray[np.bool_], is_next_of_again: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def write_out(given: NDArray[np.int64], is_again: NDArray[np.bool_], is_next: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The columns of deliveries of which some only say that they are like the one before, see `Again`.
 
     Args:
         given: (k, 8) int64, what those are that say it, in order.
         is_again: (n,) bool, which deliveries are like the one before.
-        is_next_of_again: (n - k,) bool, for each of these whether it begins the next update.
+        is_next: (n,) bool, which of those begin the next update.
 
     Returns:
         (8, n) int64.
@@ -161,8 +159,6 @@ def write_out(
     step = _steps(given, np.bincount(group))
     columns: NDArray[np.int64] = given[group].T.copy()
     update, index, start = columns[:3]
-    is_next = np.zeros(is_again.size, np.bool_)
-    is_next[is_again] = is_next_of_again
     updates = np.cumsum(is_next)
     update += updates - updates[first]
     begins = np.maximum.accumulate(np.where(is_again & ~is_next, 0, number))

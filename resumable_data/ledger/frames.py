@@ -42,6 +42,7 @@ FRAME_OVERHEAD_BYTES = 12
 _HEAD = struct.Struct("<8sII")
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
+_BORDER = struct.Struct("<QI")
 _BLOCK_BYTES = 1 << 20
 _SEARCHED_BYTES_MAX = 4096
 
@@ -211,21 +212,21 @@ class FrameReader:
     def _take(self, *, at_most: int | None = None) -> list[bytes]:
         """Take the whole frames at the head of what was read; their payloads."""
         payloads: list[bytes] = []
-        length_at, checksum_at, checksum_of = _LENGTH.unpack_from, _CHECKSUM.unpack_from, chain_checksum
-        buffer, chain, longest = self._rest, self._chain, self.payload_bytes_max
-        used, size = 0, len(self._rest)
-        while size - used >= FRAME_OVERHEAD_BYTES and len(payloads) != at_most:
-            (length,) = length_at(buffer, used)
-            if not 0 < length <= longest:
-                break
+        buffer, longest, size = self._rest, self.payload_bytes_max, len(self._rest)
+        # One call for a frame's checksum and the next one's length; zeros stand in for the length after the last frame.
+        checksum_and_length_at, checksum_of, padded = _BORDER.unpack_from, chain_checksum, buffer + b"\0\0\0\0"
+        used, chain = 0, self._chain
+        length = _LENGTH.unpack_from(padded)[0] if size else 0
+        while 0 < length <= longest and len(payloads) != at_most:
             stop = used + 4 + length
             if stop + 8 > size:
                 break
             payload = buffer[used + 4 : stop]
             chain = checksum_of(payload, chain)
-            if chain != checksum_at(buffer, stop)[0]:
-                found = f"{checksum_at(buffer, stop)[0]:016x}: this frame or one before it was changed"
-                raise self.corrupt(self.offset + used, f"a frame with checksum {chain:016x}", found)
+            found, length = checksum_and_length_at(padded, stop)
+            if chain != found:
+                text = f"{found:016x}: this frame or one before it was changed"
+                raise self.corrupt(self.offset + used, f"a frame with checksum {chain:016x}", text)
             payloads.append(payload)
             used = stop + 8
         self._chain = chain

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from resumable_data.errors import LedgerCorruptError, StateError
+from resumable_data.ledger import frequent
 from resumable_data.ledger.columns import (
     COLUMNS,
     Commits,
@@ -29,6 +30,7 @@ from resumable_data.ledger.frames import (
     open_regular,
     shown,
 )
+from resumable_data.ledger.frequent import Agains, read_frequent
 from resumable_data.ledger.records import (
     Again,
     Agreed,
@@ -178,14 +180,18 @@ class _Block(NamedTuple):
         frames: The file.
         offset: Byte offset of the first record's frame.
         payloads: Their payloads.
-        records: The records.
+        agains: Those that say that a delivery is like the one before, and nothing more.
+        commits: Those that commit.
+        others: All others, by their number.
         id_bytes: Bytes of each ID that is kept, 0 where none are.
     """
 
     frames: FrameReader
     offset: int
     payloads: list[bytes]
-    records: list[RankRecord]
+    agains: Agains
+    commits: frequent.Commits
+    others: dict[int, RankRecord]
     id_bytes: int
 
     def corrupt(self, number: int, expected: str, found: str) -> LedgerCorruptError:
@@ -207,19 +213,23 @@ def _open(frames: FrameReader) -> tuple[RankHeader | None, Iterator[_Block]]:
 
 def _blocks(frames: FrameReader, width: int) -> Iterator[_Block]:
     for offset, payloads in frames.blocks():
-        yield _Block(frames, offset, payloads, _decode_all(frames, offset, payloads), width)
+        agains, commits, left = read_frequent(payloads)
+        records = _decode_all(frames, offset, payloads, left)
+        yield _Block(frames, offset, payloads, agains, commits, dict(zip(left, records, strict=True)), width)
 
 
-def _decode_all(frames: FrameReader, offset: int, payloads: list[bytes]) -> list[RankRecord]:
-    """Decode a batch in one call, as if it were one msgpack array."""
+def _decode_all(frames: FrameReader, offset: int, payloads: list[bytes], numbers: list[int]) -> list[RankRecord]:
+    """Decode some of a batch's payloads in one call, as if they were one msgpack array."""
+    chosen = [payloads[number] for number in numbers]
     try:
-        return record_list_decoder.decode(_ARRAY_32 + len(payloads).to_bytes(4, "big") + b"".join(payloads))
+        return record_list_decoder.decode(_ARRAY_32 + len(chosen).to_bytes(4, "big") + b"".join(chosen))
     except msgspec.DecodeError:
         # Frame by frame, to say where. A payload that holds more or less than one record fails here only.
-        records = []
-        for payload in payloads:
-            records.append(_decode(record_decoder, payload, frames, offset))
-            offset += len(payload) + FRAME_OVERHEAD_BYTES
+        records, next_one = [], 0
+        for number in numbers:
+            offset += sum(len(payload) + FRAME_OVERHEAD_BYTES for payload in payloads[next_one:number])
+            records.append(_decode(record_decoder, payloads[number], frames, offset))
+            next_one = number
         return records
 
 
@@ -229,7 +239,7 @@ class _Follower:
     def __init__(self) -> None:
         self._num_deliveries = 0
         self._num_commits = 0
-        self._commits: list[NDArray[np.int64]] = []
+        self._commits: list[Commits] = []
         self._rewinds: list[tuple[int, int, int]] = []
         self._jumps: list[tuple[int, int, int]] = []
         self._unreadable: list[tuple[int, int, int, int, int]] = []
@@ -248,13 +258,11 @@ class _Follower:
         for block in blocks:
             if self._has_end:
                 raise block.corrupt(0, "nothing after the record of the file's end", "another record")
-            deliveries = [record for record in block.records if isinstance(record, Delivered | Again)]
-            if len(deliveries) != len(block.records):
-                self._keep_events(block)
+            columns, number = self._columns(block)
             if block.id_bytes:
-                _check_ids(block, self._last)
-            columns = self._columns(block, deliveries)
-            self._num_deliveries += len(deliveries)
+                _check_ids(block, number, columns)
+            self._keep_events(block, number)
+            self._num_deliveries += len(columns)
             yield columns
         if block and self._has_end and block.frames.torn_bytes:
             expected = "the end of the file after the record of its end"
@@ -264,7 +272,7 @@ class _Follower:
         self, path: Path, header: RankHeader | None, frames: FrameReader, kept: list[Deliveries] | None, damage: str
     ) -> RankLog:
         """All that was followed."""
-        commits = np.concatenate([np.empty((0, 3), np.int64), *self._commits])
+        commits = [Commits(np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.int64)), *self._commits]
         rewinds = np.array(self._rewinds, np.int64).reshape(-1, 3)
         jumps = np.array(self._jumps, np.int64).reshape(-1, 3)
         unreadable = np.array(self._unreadable, np.int64).reshape(-1, 5)
@@ -272,7 +280,11 @@ class _Follower:
             path=path,
             header=header,
             num_deliveries=self._num_deliveries,
-            commits=Commits(commits[:, 0], commits[:, 1].astype(bool), commits[:, 2]),
+            commits=Commits(
+                np.concatenate([one.update for one in commits]),
+                np.concatenate([one.applied for one in commits]),
+                np.concatenate([one.after for one in commits]),
+            ),
             rewinds=Rewinds(rewinds[:, 0], rewinds[:, 1], rewinds[:, 2]),
             jumps=Jumps(*jumps.T),
             unreadable=UnreadableRows(*unreadable.T),
@@ -285,62 +297,77 @@ class _Follower:
             kept=kept,
         )
 
-    def _keep_events(self, block: _Block) -> None:
-        num_deliveries, commits = self._num_deliveries, []
-        for number, record in enumerate(block.records):
-            kind = type(record)
-            if kind is Again or kind is Delivered:
-                num_deliveries += 1
-            elif isinstance(record, Commit):
-                commits.append((record.update, record.applied, num_deliveries))
-            elif isinstance(record, Rewind):
-                self._rewinds.append((record.update, num_deliveries, self._num_commits + len(commits)))
-            elif isinstance(record, Jump):
-                self._jumps.append((record.update, record.position, num_deliveries))
-            elif isinstance(record, Unreadable):
-                self._unreadable.append((record.update, record.index, record.position, record.id, num_deliveries))
-            elif isinstance(record, Agreed):
-                self._agreements.append(record)
-            elif isinstance(record, Saved):
-                self._saved.append(record.update)
-            elif isinstance(record, End):
-                self._has_end = True
-                if number != len(block.records) - 1:
-                    raise block.corrupt(number + 1, "nothing after the record of the file's end", "a record")
-        if commits:
-            self._commits.append(np.array(commits, np.int64))
-            self._num_commits += len(commits)
+    def _keep_events(self, block: _Block, deliveries: NDArray[np.int64]) -> None:
+        """Keep what is no delivery; `deliveries` (n,) int64 are the numbers of those that are."""
+        commits = block.commits
+        rest = [(n, record) for n, record in block.others.items() if not isinstance(record, Delivered | Again)]
+        late = [(n, record.update, record.applied) for n, record in rest if isinstance(record, Commit)]
+        if late:
+            more = [np.array(column) for column in zip(*late, strict=True)]
+            columns = [np.concatenate(pair) for pair in zip(commits, more, strict=True)]
+            arrangement = np.argsort(columns[0], kind="stable")
+            commits = frequent.Commits(*(column[arrangement] for column in columns))
+        after = self._num_deliveries + np.searchsorted(deliveries, commits.number)
+        for number, record in rest:
+            num_deliveries = self._num_deliveries + int(np.searchsorted(deliveries, number))
+            num_commits = self._num_commits + int(np.searchsorted(commits.number, number))
+            self._keep_event(block, number, record, num_deliveries, num_commits)
+        self._commits.append(Commits(commits.update, commits.applied, after))
+        self._num_commits += commits.update.size
 
-    def _columns(self, block: _Block, deliveries: list[Delivered | Again]) -> Deliveries:
-        """The columns of deliveries, each `Again` one microbatch further than the delivery before it."""
-        size = len(deliveries)
-        is_again = np.fromiter((type(record) is Again for record in deliveries), np.bool_, size)
-        digest = np.fromiter((record.digest for record in deliveries), np.uint64, size)
-        is_next = np.array([record.is_next for record in deliveries if type(record) is Again], np.bool_)
-        given = [shape_of(record) for record in deliveries if type(record) is Delivered]
+    def _keep_event(
+        self, block: _Block, number: int, record: RankRecord, num_deliveries: int, num_commits: int
+    ) -> None:
+        if isinstance(record, Rewind):
+            self._rewinds.append((record.update, num_deliveries, num_commits))
+        elif isinstance(record, Jump):
+            self._jumps.append((record.update, record.position, num_deliveries))
+        elif isinstance(record, Unreadable):
+            self._unreadable.append((record.update, record.index, record.position, record.id, num_deliveries))
+        elif isinstance(record, Agreed):
+            self._agreements.append(record)
+        elif isinstance(record, Saved):
+            self._saved.append(record.update)
+        elif isinstance(record, End):
+            self._has_end = True
+            if number != len(block.payloads) - 1:
+                raise block.corrupt(number + 1, "nothing after the record of the file's end", "a record")
+
+    def _columns(self, block: _Block) -> tuple[Deliveries, NDArray[np.int64]]:
+        """The columns of deliveries, each `Again` one microbatch further than the one before; their numbers."""
+        agains = block.agains
+        given = {n: record for n, record in block.others.items() if isinstance(record, Delivered)}
+        odd = {n: record for n, record in block.others.items() if isinstance(record, Again)}
+        number = np.concatenate((agains.number, np.array([*given, *odd], np.int64)))
+        arrangement = np.argsort(number, kind="stable")
+        is_again = np.repeat([True, False, True], [agains.number.size, len(given), len(odd)])
+        is_next = np.concatenate((agains.is_next, np.zeros(len(given), bool), [r.is_next for r in odd.values()]))
+        digests = [*(record.digest for record in given.values()), *(record.digest for record in odd.values())]
+        digest = np.concatenate((agains.digest, np.array(digests, np.uint64)))
+        is_again, is_next, digest = is_again[arrangement], is_next[arrangement], digest[arrangement]
+        shapes = [shape_of(record) for record in given.values()]
         if self._last is not None:
-            given, is_again = [self._last, *given], np.concatenate(([False], is_again))
+            shapes, is_again = [self._last, *shapes], np.concatenate(([False], is_again))
+            is_next = np.concatenate(([False], is_next))
         try:
-            columns = write_out(np.array(given, np.int64).reshape(-1, len(COLUMNS)), is_again, is_next)
+            columns = write_out(np.array(shapes, np.int64).reshape(-1, len(COLUMNS)), is_again, is_next.astype(bool))
         except ValueError as error:
             raise block.corrupt(0, "microbatches that go on from the one before", str(error)) from None
         if columns.shape[1]:
             self._last = tuple(columns[:, -1].tolist())
-        return deliveries_of(columns[:, columns.shape[1] - size :], digest)
+        return deliveries_of(columns[:, columns.shape[1] - digest.size :], digest), number[arrangement]
 
 
-def _check_ids(block: _Block, last: tuple[int, ...] | None) -> None:
+def _check_ids(block: _Block, number: NDArray[np.int64], deliveries: Deliveries) -> None:
     """Make sure that all deliveries carry their IDs, and the digest of these."""
-    count = last[COLUMNS.index("count")] if last else 0
     width = np.dtype(f"<u{block.id_bytes}")
-    for number, record in enumerate(block.records):
-        if not isinstance(record, Delivered | Again):
-            continue
-        count = record.count if isinstance(record, Delivered) else count
-        ids = record.ids
-        if ids is None or len(ids) != width.itemsize * count or _digest(ids, width) != record.digest:
+    columns = (number.tolist(), deliveries.count.tolist(), deliveries.digest.tolist())
+    for n, count, digest in zip(*columns, strict=True):
+        record = block.others.get(n)
+        ids = record.ids if isinstance(record, Delivered | Again) else None
+        if ids is None or len(ids) != width.itemsize * count or _digest(ids, width) != digest:
             found = "none" if ids is None else f"{len(ids)} bytes of other IDs"
-            raise block.corrupt(number, f"{width.itemsize * count} bytes of IDs with the record's digest", found)
+            raise block.corrupt(n, f"{width.itemsize * count} bytes of IDs with the record's digest", found)
 
 
 def _digest(ids: bytes, width: np.dtype[Any]) -> int:
