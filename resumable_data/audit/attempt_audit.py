@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from resumable_data.audit.findings import Finding, Issue, finding, gather_issues
-from resumable_data.audit.rank_audit import Change, RankResult, audit_rank, step_stops, surviving_jumps
+from resumable_data.audit.rank_audit import Change, RankResult, step_stops
 from resumable_data.audit.report import AttemptReport, Bounds
-from resumable_data.ledger.frames import shown
-from resumable_data.ledger.layout import rank_name
-from resumable_data.ledger.reader import read_rank
 
 if TYPE_CHECKING:
     from resumable_data.audit.history import Attempt
     from resumable_data.audit.rank_audit import Branch
+    from resumable_data.audit.rank_files import RankFiles, Scan
     from resumable_data.audit.unreadable import UnreadableSample
-    from resumable_data.cursor import Cursor
+    from resumable_data.cursor import CoverageSpan, Cursor
     from resumable_data.ledger import Claim
-    from resumable_data.ledger.reader import RankLog
     from resumable_data.ledger.records import Jump
 
 
@@ -33,6 +30,7 @@ class AttemptResult(NamedTuple):
         lost: Samples of the surviving history that files should tell about and do not.
         unverified: Samples of which it is open what was delivered.
         unreadable: Samples of the surviving history that could not be read, as recorded.
+        agreements: The digests that ranks agreed on before saves, in the surviving history.
     """
 
     report: AttemptReport
@@ -41,108 +39,55 @@ class AttemptResult(NamedTuple):
     lost: int = 0
     unverified: int = 0
     unreadable: tuple[UnreadableSample, ...] = ()
+    agreements: frozenset[CoverageSpan] = frozenset()
 
 
-class RankFiles:
-    """Reads the rank files of one attempt, and keeps what is wrong with them as files.
-
-    Args:
-        attempt: The attempt.
-
-    Attributes:
-        findings: What is wrong.
-        is_whole: Whether every rank has a file, and all that were read are theirs and not torn.
-    """
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._files = attempt.files.ranks
-        self._claim = attempt.claim
-        self.findings: list[Finding] = []
-        self.is_whole = all(rank in self._files for rank in range(attempt.claim.num_replicas))
-        for rank in self._files:
-            if rank >= attempt.claim.num_replicas:
-                self._report("RD110", rank, f"ranks below {attempt.claim.num_replicas}", f"a file of rank {rank}")
-
-    def read(self, rank: int) -> RankLog | None:
-        """A rank's file; None where it is missing, torn before its header ends, or another's."""
-        path = self._files.get(rank)
-        if path is None:
-            return None
-        log = read_rank(path)
-        if log.torn_bytes:
-            self.is_whole = False
-            self._report("RD107", rank, "whole records", f"{log.torn_bytes} bytes of one at byte {log.num_bytes}")
-        header, claim = log.header, self._claim
-        if header is None:
-            self.is_whole = False
-            return None
-        expected = (claim.run_id, claim.attempt, rank, claim.num_replicas, 0)
-        found = (header.run_id, header.attempt, header.rank, header.num_replicas, header.peer)
-        if expected != found:
-            self.is_whole = False
-            self._report("RD110", rank, _owner(*expected), _owner(*found))
-            return None
-        return log
-
-    def count(self, low: int) -> Bounds:
-        """A count over all files, without an upper bound where some of them are missing or torn."""
-        return Bounds(low, low if self.is_whole else None)
-
-    def _report(self, code: str, rank: int, expected: str, found: str) -> None:
-        where = f"attempt {self._claim.attempt}, {rank_name(rank)}"
-        self.findings.append(finding(code, where, expected=expected, found=found, attempt=self._claim.attempt))
-
-
-def _owner(run_id: str, attempt: int, rank: int, num_replicas: int, peer: int) -> str:
-    return f"run {shown(run_id)}, attempt {attempt}, rank {rank} of {num_replicas}, peer {peer}"
-
-
-def common_stop(claim: Claim, logs: list[RankLog | None]) -> int:
+def common_stop(claim: Claim, scans: list[Scan], *, are_all_there: bool) -> int:
     """The end of the newest attempt's part of the surviving history: the last commit found on all ranks.
 
     Where a file is missing or ends long before the others, it is the last commit found on any, and evidence of
     it is missing.
+
+    Args:
+        claim: The attempt's claim.
+        scans: One per rank.
+        are_all_there: Whether every rank has a file that can be used.
     """
-    steps = sorted((step_stops(log, claim) for log in logs), key=len)
-    fewest, most = steps[0], steps[-1]
+    fewest, most = min(scans, key=_num_steps), max(scans, key=_num_steps)
     # Ranks of one job commit together, so a kill comes between two records of one commit at the most.
-    is_plain_kill = len(most) - len(fewest) <= 1 and (not len(most) or all(logs))
-    stops = fewest if is_plain_kill else most
-    return int(stops[-1]) if len(stops) else claim.start.next_index
+    is_plain_kill = most.num_steps - fewest.num_steps <= 1 and (not most.num_steps or are_all_there)
+    return fewest.stop if is_plain_kill else most.stop
 
 
-def find_jumps(claim: Claim, logs: list[RankLog | None], stop_update: int) -> list[Jump]:
+def find_jumps(scans: list[Scan], stop_update: int) -> list[Jump]:
     """Where the loop left an epoch early, of the updates before `stop_update`: as the longest file has it."""
-    longest = max((log for log in logs if log), key=lambda log: len(step_stops(log, claim)), default=None)
-    return surviving_jumps(longest, stop_update) if longest else []
+    return [jump for jump in max(scans, key=_num_steps).jumps if jump.update < stop_update]
 
 
-def audit_branch(
-    branch: Branch, files: RankFiles, logs: list[RankLog | None] | None, child: Cursor | None
-) -> AttemptResult:
+def _num_steps(scan: Scan) -> int:
+    return scan.num_steps
+
+
+def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> AttemptResult:
     """Audit an attempt of the surviving history.
 
     Args:
         branch: The attempt and its part of the history.
         files: Its files.
-        logs: One per rank, where they were read already.
         child: The cursor that the next attempt started at; None for the newest.
     """
     claim = branch.claim
-    results: list[RankResult] = []
-    issues: list[Issue] = []
-    for rank in range(claim.num_replicas):
-        log = files.read(rank) if logs is None else logs[rank]
-        result = audit_rank(log, rank, branch)
-        issues += result.issues
+    results = files.audit(branch)
+    issues = [issue for result in results for issue in result.issues]
+    for rank, result in enumerate(results):
         if result.known_stop < branch.stop_update:
-            issues.append(_ends_early(log, rank, result, branch))
-        results.append(result)
+            issues.append(_ends_early(rank, result, branch))
     longest = _longest(results)
     num_steps = int(np.searchsorted(longest.stops, branch.stop_update, side="right"))
     applied = longest.applied[:num_steps]
     issues += _compare_steps(results, branch)
-    findings = [*files.findings, *gather_issues(claim.attempt, issues, branch.word), *_check_end(branch)]
+    peers = files.compare_peers()
+    findings = [*files.findings, *gather_issues(claim.attempt, issues, branch.word), *peers, *_check_end(branch)]
     if child is not None:
         findings += _check_applied(branch, longest, num_steps, child)
         findings += _check_counts(branch, child) if branch.counts_batches else []
@@ -162,6 +107,7 @@ def audit_branch(
         lost=sum(result.lost for result in results),
         unverified=sum(result.unverified for result in results),
         unreadable=tuple(one for result in results for one in result.unreadable),
+        agreements=frozenset().union(*(result.agreements for result in results)),
     )
 
 
@@ -174,15 +120,17 @@ def audit_dead(attempt: Attempt, files: RankFiles, *, is_surely_dead: bool) -> A
         is_surely_dead: Whether the surviving history is known from its beginning, so that this attempt is no
             part of it.
     """
-    delivered = 0
+    delivered, stops = 0, [attempt.claim.start.updates]
     for rank in range(attempt.claim.num_replicas):
         log = files.read(rank)
         if log is not None:
             delivered += sum(int((block.count - block.padding).sum()) for block in log.deliveries())
+            stops.append(attempt.claim.start.updates + step_stops(log, attempt.claim).size)
     discarded = files.count(delivered)
     report = report_attempt(
         attempt.claim,
-        stop_update=attempt.claim.start.updates,
+        survives=False,
+        stop_update=max(stops),
         skipped=0,
         delivered=delivered,
         discarded=discarded if is_surely_dead else Bounds(0, discarded.high),
@@ -192,7 +140,14 @@ def audit_dead(attempt: Attempt, files: RankFiles, *, is_surely_dead: bool) -> A
 
 
 def report_attempt(
-    claim: Claim, *, stop_update: int, skipped: int, delivered: int, discarded: Bounds, in_flight: int
+    claim: Claim,
+    *,
+    survives: bool = True,
+    stop_update: int,
+    skipped: int,
+    delivered: int,
+    discarded: Bounds,
+    in_flight: int,
 ) -> AttemptReport:
     """An attempt's line in the report."""
     return AttemptReport(
@@ -201,6 +156,7 @@ def report_attempt(
         num_replicas=claim.num_replicas,
         microbatch=claim.microbatch,
         global_batch=claim.start.recipe.global_batch,
+        survives=survives,
         first_update=claim.start.updates,
         stop_update=stop_update,
         skipped=skipped,
@@ -210,10 +166,10 @@ def report_attempt(
     )
 
 
-def _ends_early(log: RankLog | None, rank: int, result: RankResult, branch: Branch) -> Issue:
+def _ends_early(rank: int, result: RankResult, branch: Branch) -> Issue:
     first, stop, last = branch.course.first_update, branch.stop_update, result.known_stop
     expected = f"all commits of {branch.word} {first} to {stop - 1}"
-    if log is None:
+    if result.is_missing:
         return Issue("RD105", rank, expected, "no file that can be used", 1, last, stop - 1)
     found = f"commits up to {branch.word} {last - 1}" if last > first else "no commits"
     return Issue("RD106", rank, expected, found, 1, last, stop - 1)

@@ -40,7 +40,7 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
     if not findings:
         try:
             order = order_from_description(cursor.recipe.order)
-            findings += check_spans(order, stretches, [("cursor", cursor)])
+            findings += check_spans(order, stretches, [("cursor", span) for span in cursor.coverage])
         except UsageError as error:
             findings.append(finding("RD108", "recipe", expected="an order of this package", found=shown(error)))
         findings += [_gap(*gap) for gap in uncovered(cursor, stretches)]

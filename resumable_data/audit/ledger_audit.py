@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from resumable_data.audit.attempt_audit import (
-    AttemptResult,
-    RankFiles,
-    audit_branch,
-    audit_dead,
-    common_stop,
-    find_jumps,
-)
+from resumable_data.audit.attempt_audit import AttemptResult, audit_branch, audit_dead, common_stop, find_jumps
 from resumable_data.audit.coverage import check_partition, count_joints, count_multiplicity
 from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
+from resumable_data.audit.forks import check_forks
 from resumable_data.audit.history import History, claim_stretch, read_history
+from resumable_data.audit.options import Limits, Options
 from resumable_data.audit.rank_audit import Branch
+from resumable_data.audit.rank_files import RankFiles
 from resumable_data.audit.replay import check_take_over, count_cursor
 from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
@@ -26,24 +22,18 @@ from resumable_data.audit.unreadable import check_unreadable
 from resumable_data.audit.updates import Course, Stretch
 from resumable_data.errors import UsageError
 from resumable_data.ledger.frames import shown
+from resumable_data.ledger.records import secret_key
 from resumable_data.order import order_from_description
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
+    from resumable_data.cursor import CoverageSpan
     from resumable_data.order import Order
 
 
 _BROKEN_CURSOR_CODES = ("RD401", "RD402", "RD404")
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """What a person declared acceptable, in samples; None for any number."""
-
-    replayed: int = 0
-    omitted: int = 0
-    discarded: int | None = None
-    unreadable: int | None = None
 
 
 def audit_ledger(
@@ -54,6 +44,9 @@ def audit_ledger(
     max_discarded: int | None = None,
     since_take_over: bool = False,
     max_unreadable: int | None = None,
+    key: str = "",
+    salvage: bool = False,
+    jobs: int = 1,
 ) -> AuditReport:
     """Say from a ledger's files what the surviving history of its run contains.
 
@@ -68,11 +61,14 @@ def audit_ledger(
         since_take_over: Judge a run that was taken over from another loader by what came after alone.
         max_unreadable: Samples of the surviving history that may have been replaced because they could not be read;
             None for as many as the launches allowed themselves.
+        key: The secret that the ledger's digests are keyed with, if they are.
+        salvage: Read damaged files up to the damage; such a ledger is never proven.
+        jobs: Processes that read rank files.
 
     Raises:
         LedgerCorruptError: A file is damaged anywhere but at a torn tail; the message says where.
         LedgerError: There is no ledger at `path`, or it cannot be read.
-        UsageError: A limit is negative.
+        UsageError: A limit is negative, or the key is another one than the ledger's.
 
     Example:
         >>> report = audit_ledger("runs/7/ledger")  # doctest: +SKIP
@@ -80,18 +76,19 @@ def audit_ledger(
         ('proven', 0, 0)
     """
     limits = Limits(max_replayed, max_omitted, max_discarded, max_unreadable)
-    if min(max_replayed, max_omitted, max_discarded or 0, max_unreadable or 0) < 0:
-        raise UsageError(f"limits must be at least 0 samples, got {limits}")
+    options = Options(key=secret_key(key), salvage=salvage, jobs=jobs)
     history = read_history(Path(path))
     findings = list(history.findings)
     order = _rebuild_order(history, findings)
     branches: list[Branch] = []
-    results = {number: _audit(history, number, order, branches) for number in history.chain}
+    results = {number: _audit(history, number, order, branches, options) for number in history.chain}
     for number, attempt in history.attempts.items():
         if number not in results:
-            results[number] = audit_dead(attempt, RankFiles(attempt), is_surely_dead=history.is_whole)
+            results[number] = audit_dead(attempt, RankFiles(attempt, options), is_surely_dead=history.is_whole)
+    findings += check_forks(history)
     findings += [one for number in sorted(results) for one in results[number].findings]
-    has_beginning = _check_cursors(history, order, branches, findings)
+    spans = _spans(history, results)
+    has_beginning = _check_cursors(history, order, branches, spans, findings)
     taken_over = check_take_over(history.newest.claim.start, "ledger", is_accepted=since_take_over)
     findings += taken_over
     has_beginning = has_beginning and (since_take_over or not taken_over)
@@ -106,38 +103,56 @@ def _rebuild_order(history: History, findings: list[Finding]) -> Order | None:
         return None
 
 
-def _audit(history: History, number: int, order: Order | None, branches: list[Branch]) -> AttemptResult:
+def _audit(
+    history: History, number: int, order: Order | None, branches: list[Branch], options: Options
+) -> AttemptResult:
     """Audit an attempt of the chain, and add its branch."""
     attempt = history.attempts[number]
-    claim, files = attempt.claim, RankFiles(attempt)
-    counts_batches = claim.start.recipe.counts_batches
-    logs, child, jumps = None, None, []
-    if counts_batches or number == history.chain[-1]:
-        logs = [files.read(rank) for rank in range(claim.num_replicas)]
-    if number == history.chain[-1]:
-        assert logs is not None
-        stop = common_stop(claim, logs)
+    claim, files = attempt.claim, RankFiles(attempt, options)
+    counts_batches, is_newest = claim.start.recipe.counts_batches, number == history.chain[-1]
+    # where the history ends, and where a loop left epochs early, is known from all files together
+    scans = [files.scan(rank) for rank in range(claim.num_replicas)] if counts_batches or is_newest else []
+    child = None
+    if is_newest:
+        stop = common_stop(claim, scans, are_all_there=files.are_all_there)
     else:
         child = history.attempts[history.chain[history.chain.index(number) + 1]].claim.start
         stop = max(child.batches if counts_batches else child.updates, claim.start.next_index)
-    if counts_batches:
-        assert logs is not None
-        jumps = find_jumps(claim, logs, stop)
-    branch = Branch(claim, Course.of(claim_stretch(claim), jumps), stop, order)
+    jumps = find_jumps(scans, stop) if counts_batches else []
+    branch = Branch(claim, Course.of(claim_stretch(claim), jumps), stop, order, options.key)
     check_partition(branch)
     branches.append(branch)
-    return audit_branch(branch, files, logs, child)
+    return audit_branch(branch, files, child)
 
 
-def _check_cursors(history: History, order: Order | None, branches: list[Branch], findings: list[Finding]) -> bool:
-    """Hold the start cursors' coverage digests against the order; whether all from the run's beginning is known."""
-    starts = [(f"attempt {number}, start cursor", history.attempts[number].claim.start) for number in history.chain]
+def _spans(history: History, results: dict[int, AttemptResult]) -> list[tuple[str, CoverageSpan]]:
+    """The coverage digests of the surviving history, and where each comes from."""
+    spans = []
+    for number in history.chain:
+        start = history.attempts[number].claim.start
+        spans += [(f"attempt {number}, start cursor", span) for span in start.coverage]
+        spans += [(f"attempt {number}, agreed before a save", span) for span in _ascending(results[number].agreements)]
+    return spans
+
+
+def _ascending(spans: Iterable[CoverageSpan]) -> list[CoverageSpan]:
+    return sorted(spans, key=lambda span: (span.start, span.stop, span.lanes))
+
+
+def _check_cursors(
+    history: History,
+    order: Order | None,
+    branches: list[Branch],
+    spans: list[tuple[str, CoverageSpan]],
+    findings: list[Finding],
+) -> bool:
+    """Hold coverage digests against the order; whether all from the run's beginning is known."""
     broken = order is None or any(one.code in _BROKEN_CURSOR_CODES for one in findings)
     wrong: list[Finding] = []
     root = history.attempts[history.chain[0]].claim.start
     before, all_stretches = count_cursor(root)[0], _stretches(history, branches)
     if order is not None and not broken and all_stretches:
-        wrong = check_spans(order, all_stretches, starts)
+        wrong = check_spans(order, all_stretches, spans)
         findings += wrong
     if history.is_whole:
         return True
@@ -151,10 +166,10 @@ def _check_cursors(history: History, order: Order | None, branches: list[Branch]
 
 
 def _stretches(history: History, branches: list[Branch]) -> list[Stretch]:
-    """The updates that led to the newest attempt's start; none where the ledger does not tell."""
+    """The updates of the surviving history; none where the ledger does not tell all from the beginning."""
     start = history.newest.claim.start
     if not start.has_counted_batches:
-        return count_cursor(start)[0]
+        return [*count_cursor(start)[0], *branches[-1].course.stretches]
     before = [] if history.is_whole else count_cursor(branches[0].claim.start)[0]
     if not (before or history.is_whole):
         return []

@@ -12,6 +12,7 @@ from resumable_data.audit.findings import Issue
 from resumable_data.audit.rows import digests, expand, is_possible
 from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
 from resumable_data.audit.updates import Course, Shares, Spans, num_microbatches, shares
+from resumable_data.cursor import CoverageSpan
 from resumable_data.ledger.records import Jump
 
 if TYPE_CHECKING:
@@ -140,10 +141,14 @@ class RankResult(msgspec.Struct):
         changes: Rows that were delivered and not expected, or the reverse.
         stops: (n,) int64, the update after the last one of each step that was committed, in sequence.
         applied: (n,) bool, whether the step was applied.
+        agreements: The digests that the ranks agreed on before saves in the surviving history, as recorded.
+        is_missing: Whether there is no file that can be used.
         issues: What is wrong.
     """
 
     known_stop: int
+    is_missing: bool = False
+    agreements: frozenset[CoverageSpan] = frozenset()
     delivered: int = 0
     rewound: int = 0
     beyond: int = 0
@@ -220,7 +225,11 @@ class _RankAudit:
         self._last = (0, 0)  # update and index of the newest delivery that survives
 
     def run(self, log: RankLog | None) -> RankResult:
+        self._result.is_missing = log is None
         if log is not None:
+            agreed = [one for one in log.agreements if one.update <= self._branch.stop_update]
+            spans = [CoverageSpan(one.start, one.stop, (one.lane_0, one.lane_1)) for one in agreed]
+            self._result.agreements = frozenset(spans)
             self._check_commits(log)
             self._check_jumps(log)
             self._check_deliveries(log)

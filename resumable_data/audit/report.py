@@ -46,8 +46,10 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         num_replicas: Data-parallel ranks.
         microbatch: Largest microbatch of a rank, rows.
         global_batch: Rows of one update.
+        survives: Whether what it committed is in the surviving history, up to the start of the attempt after it.
         first_update: The update it starts at.
-        stop_update: Its updates [first_update, stop_update) are in the surviving history.
+        stop_update: Its updates [first_update, stop_update) are in the surviving history; or were committed, where
+            nothing of it survives.
         skipped: How many of those the optimizer skipped.
         delivered: Samples handed to training loops, all ranks, repeats after rewinds included.
         replayed: Samples that the surviving history has once more because of what this attempt delivered.
@@ -61,6 +63,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int
     microbatch: int
     global_batch: int
+    survives: bool
     first_update: int
     stop_update: int
     skipped: int

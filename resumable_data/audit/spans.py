@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from resumable_data.audit.findings import Finding
     from resumable_data.audit.updates import Stretch
-    from resumable_data.cursor import Cursor
+    from resumable_data.cursor import CoverageSpan, Cursor
     from resumable_data.order import Order
 
 CHUNK_POSITIONS = 1 << 20
@@ -42,16 +42,15 @@ def expected_lanes(order: Order, stretches: Sequence[Stretch], start: int, stop:
     return lanes
 
 
-def check_spans(order: Order, stretches: Sequence[Stretch], cursors: Sequence[tuple[str, Cursor]]) -> list[Finding]:
-    """Hold the coverage digests of cursors of one history against the order; each position is computed once.
+def check_spans(order: Order, stretches: Sequence[Stretch], spans: Sequence[tuple[str, CoverageSpan]]) -> list[Finding]:
+    """Hold coverage digests of one history against the order; each position is computed once.
 
     Args:
         order: The order of the run.
         stretches: The history's, oldest first, from the beginning of the run to the last cursor at least.
-        cursors: Where each comes from, and the cursor, which has passed its own `check`.
+        spans: Where each comes from, and the span, with 0 <= start <= stop.
     """
     findings = []
-    spans = [(where, span) for where, cursor in cursors for span in cursor.coverage]
     edges = sorted({edge for _, span in spans for edge in (span.start, span.stop)})
     needed = [any(span.start <= low and high <= span.stop for _, span in spans) for low, high in _pairs(edges)]
     parts = {

@@ -88,8 +88,10 @@ def open_regular(path: Path) -> IO[bytes]:
     return open(descriptor, "rb", buffering=0)
 
 
-def measure(path: Path) -> tuple[int, int]:
-    """The size of a file, and its last 8 bytes, which after a whole frame are its checksum; 0 where it is shorter.
+def measure(path: Path, stop: int | None = None) -> tuple[int, int]:
+    """The size of a file, and the 8 bytes before `stop`, its end when None; 0 where there are not so many.
+
+    After a whole frame these bytes are its checksum.
 
     Raises:
         LedgerCorruptError: It is no regular file.
@@ -97,9 +99,10 @@ def measure(path: Path) -> tuple[int, int]:
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size < HEAD_BYTES + _CHECKSUM.size:
+        stop = size if stop is None else stop
+        if not HEAD_BYTES + _CHECKSUM.size <= stop <= size:
             return size, 0
-        last = os.pread(file.fileno(), _CHECKSUM.size, size - _CHECKSUM.size)
+        last = os.pread(file.fileno(), _CHECKSUM.size, stop - _CHECKSUM.size)
     return size, _CHECKSUM.unpack(last)[0] if len(last) == _CHECKSUM.size else 0
 
 
