@@ -63,7 +63,11 @@ KINDS = {
         "Give the secret that the ledger was made with: --key, or key=.",
     ),
     "RD114": Kind(MISSING_EVIDENCE, "a damaged file was read up to the damage", _RESTORE),
-    "RD115": Kind(MISSING_EVIDENCE, "a file is shorter than when a newer attempt was claimed", _RESTORE),
+    "RD115": Kind(
+        NOTE,
+        "a file is shorter than when a newer attempt was claimed",
+        "None needed where it is what a loss of power leaves; what is missing of the history is reported apart.",
+    ),
     "RD116": Kind(VIOLATION, "a file was rewritten after a newer attempt was claimed", _EDITED),
     "RD117": Kind(
         NOTE,

@@ -86,12 +86,10 @@ def digests(
 def _ids_of(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None) -> Vector:
     """IDs of the rows of records, see `digests`: (count.sum(),) int64."""
     length = len(order)
-    epoch = int(start[0]) // length if start.size else 0
-    if (
-        start.size
-        and int((start + stride * (count - 1)).max()) < (epoch + 1) * length
-        and start.min() >= epoch * length
-    ):
+    first, last = int(start.min()), int((start + stride * (count - 1)).max())
+    epoch = first // length
+    is_in_one_epoch = last < (epoch + 1) * length
+    if is_in_one_epoch and (wrap_at is None or last < int(wrap_at.min())):
         return order.ids(epoch, expand(start - epoch * length, stride, count))
     positions = expand(start, stride, count)
     if wrap_at is not None:

@@ -19,8 +19,10 @@ from resumable_data.ledger.frames import (
     chain_checksum,
     make_frame,
     make_head,
+    measure,
     open_regular,
 )
+from resumable_data.ledger.layout import attempt_name, rank_name
 from resumable_data.ledger.records import Again, claim_decoder, encode_record, header_decoder, record_decoder
 from resumable_data.order import Shuffle
 from tests.unit.audit.simulator import RUN_ID, Run
@@ -76,6 +78,22 @@ def edit_rank(run: Run, attempt: int, rank: int, edit: Edit) -> None:
         assert header is not None
         records = written_out([record_decoder.decode(one) for _, payloads in frames.blocks() for one in payloads])
     write_frames(path, RANK_KIND, [header, *(encode_record(record) for record in edit(records))])
+    forge_measures(run.path)
+
+
+def forge_measures(ledger: Path) -> None:
+    """Let claims say of older files what these are now: a liar who forgets that is found by it alone."""
+    for claim in sorted(ledger.glob("attempt-*/claim")):
+        with open_regular(claim) as file:
+            payload = FrameReader(file, claim, kind=CLAIM_KIND, payload_bytes_max=1 << 25).first()
+        assert payload is not None
+        said = claim_decoder.decode(payload)
+        older = [
+            msgspec.structs.replace(one, num_bytes=size, checksum=checksum)
+            for one in said.older
+            for size, checksum in [measure(ledger / attempt_name(one.attempt) / rank_name(one.rank, one.peer))]
+        ]
+        write_frames(claim, CLAIM_KIND, [encode_record(msgspec.structs.replace(said, older=tuple(older)))])
 
 
 def written_out(records: list[RankRecord]) -> list[RankRecord]:
@@ -96,7 +114,7 @@ def written_out(records: list[RankRecord]) -> list[RankRecord]:
 def edit_claim(run: Run, attempt: int, edit: Callable[[Claim], Claim]) -> None:
     path = run.path / f"attempt-{attempt:06d}" / "claim"
     with open_regular(path) as file:
-        payload = FrameReader(file, path, kind=CLAIM_KIND, payload_bytes_max=65536).first()
+        payload = FrameReader(file, path, kind=CLAIM_KIND, payload_bytes_max=1 << 25).first()
     assert payload is not None
     write_frames(path, CLAIM_KIND, [encode_record(edit(claim_decoder.decode(payload)))])
 
@@ -233,6 +251,7 @@ def test_swapped_files(tmp_path: Path) -> None:
     first, second = (run.path / "attempt-000001" / f"rank-0000{rank}.ledger" for rank in (0, 1))
     spare = tmp_path / "spare"
     first.rename(spare), second.rename(first), spare.rename(second)
+    forge_measures(run.path)
     report = audit_ledger(run.path)
     assert (report.verdict, set(codes(report))) == ("violated", {"RD110", "RD105"})
 
@@ -247,6 +266,8 @@ def test_file_spliced_from_another_run(tmp_path: Path) -> None:
         rest = [one for _, payloads in frames.blocks() for one in payloads]
     header = msgspec.structs.replace(header, run_id="another")
     write_frames(path, RANK_KIND, [encode_record(header), *rest])
+    assert set(codes(audit_ledger(run.path))) == {"RD110", "RD105", "RD115"}
+    forge_measures(run.path)
     assert set(codes(audit_ledger(run.path))) == {"RD110", "RD105"}
 
 
@@ -488,7 +509,7 @@ def test_declared_bound_of_discarded_samples(tmp_path: Path) -> None:
     path = run.path / "attempt-000001" / "rank-00000.ledger"
     path.write_bytes(path.read_bytes()[:-3])
     report = audit_ledger(run.path, max_discarded=6)
-    assert (report.verdict, codes(report)) == ("unproven", ["RD501", "RD107"])
+    assert (report.verdict, codes(report)) == ("unproven", ["RD501", "RD107", "RD115"])
 
 
 def test_foreign_entries(tmp_path: Path) -> None:
@@ -517,7 +538,7 @@ def test_torn_tail(tmp_path: Path, attempt: int) -> None:
     path = run.path / f"attempt-00000{attempt}" / "rank-00000.ledger"
     path.write_bytes(path.read_bytes()[:-3])
     report = audit_ledger(run.path)
-    assert (report.verdict, codes(report)) == ("proven", ["RD107"])
+    assert (report.verdict, codes(report)) == ("proven", ["RD107", "RD115"] if attempt == 1 else ["RD107"])
     assert (report.updates, report.discarded.high) == (9, None)
 
 
@@ -587,5 +608,5 @@ def test_cursor_of_the_start_type(tmp_path: Path) -> None:
     run = honest_run(tmp_path)
     path = run.path / "attempt-000002" / "claim"
     with open_regular(path) as file:
-        payload = FrameReader(file, path, kind=CLAIM_KIND, payload_bytes_max=65536).first()
+        payload = FrameReader(file, path, kind=CLAIM_KIND, payload_bytes_max=1 << 25).first()
     assert isinstance(claim_decoder.decode(payload or b"").start, Cursor)
