@@ -91,6 +91,7 @@ def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> Atte
     if child is not None:
         findings += _check_applied(branch, longest, num_steps, child)
         findings += _check_counts(branch, child) if branch.counts_batches else []
+        findings += _check_saved(branch, max(result.saved for result in results))
     rewound, beyond = sum(r.rewound for r in results), sum(r.beyond for r in results)
     report = report_attempt(
         claim,
@@ -219,6 +220,16 @@ def _check_counts(branch: Branch, child: Cursor) -> list[Finding]:
     where = f"start cursor of the attempt after {branch.claim.attempt}"
     expected = f"the place and counts that {branch.stop_update - branch.course.first_update} batches lead to"
     return [finding("RD401", where, expected=expected, found=", ".join(wrong))]
+
+
+def _check_saved(branch: Branch, saved: int) -> list[Finding]:
+    """The next attempt starts at the newest checkpoint that is recorded as complete, or at a later one."""
+    if saved <= branch.stop_update:
+        return []
+    where = f"start cursor of the attempt after {branch.claim.attempt}"
+    expected = f"{branch.word} {saved}, at the newest checkpoint that was recorded as complete"
+    found = f"{branch.word} {branch.stop_update}"
+    return [finding("RD407", where, expected=expected, found=found, attempt=branch.claim.attempt)]
 
 
 def _longest(results: list[RankResult]) -> RankResult:

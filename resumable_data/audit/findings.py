@@ -111,6 +111,11 @@ KINDS = {
         "samples were dropped at places that the cursor alone does not tell",
         "Without drop_last nothing is dropped, and the digest proves everything.",
     ),
+    "RD407": Kind(
+        NOTE,
+        "a restart went on from an older checkpoint than the newest complete one",
+        "None needed where it was meant, say after a loss that diverged; what came after that checkpoint is discarded.",
+    ),
     "RD501": Kind(
         VIOLATION, "more was discarded than allowed", "Save checkpoints more often, or raise --max-discarded."
     ),

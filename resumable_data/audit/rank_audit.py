@@ -142,11 +142,13 @@ class RankResult(msgspec.Struct):
         stops: (n,) int64, the update after the last one of each step that was committed, in sequence.
         applied: (n,) bool, whether the step was applied.
         agreements: The digests that the ranks agreed on before saves in the surviving history, as recorded.
+        saved: The update at the newest checkpoint that the file says is complete; -1 where it says of none.
         is_missing: Whether there is no file that can be used.
         issues: What is wrong.
     """
 
     known_stop: int
+    saved: int = -1
     is_missing: bool = False
     agreements: frozenset[CoverageSpan] = frozenset()
     delivered: int = 0
@@ -230,6 +232,7 @@ class _RankAudit:
             agreed = [one for one in log.agreements if one.update <= self._branch.stop_update]
             spans = [CoverageSpan(one.start, one.stop, (one.lane_0, one.lane_1)) for one in agreed]
             self._result.agreements = frozenset(spans)
+            self._result.saved = int(log.saved.max(initial=-1))
             self._check_commits(log)
             self._check_jumps(log)
             self._check_deliveries(log)

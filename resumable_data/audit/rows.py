@@ -27,7 +27,9 @@ def expand(start: Vector, stride: Vector, count: Vector) -> Vector:
     """The positions of records one after another: start, stride, count (k,) int64 to (count.sum(),) int64."""
     if count.size and count[0] > 0 and np.all(count == count[0]):
         steps = np.arange(count[0], dtype=np.int64)
-        return (start[:, np.newaxis] + stride[:, np.newaxis] * steps).ravel()
+        is_regular = bool(np.all(stride == stride[0]))  # the usual case, in one pass over the rows
+        steps = stride[0] * steps if is_regular else stride[:, np.newaxis] * steps
+        return (start[:, np.newaxis] + steps).ravel()
     ends = np.cumsum(count)
     total = int(ends[-1]) if count.size else 0
     steps = np.arange(total, dtype=np.int64) - np.repeat(ends - count, count)

@@ -29,6 +29,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="judge a run that was taken over from another loader by what came after alone",
     )
+    parser.add_argument("--key", default="", help="the secret that the ledger's digests are keyed with")
+    parser.add_argument("--salvage", action="store_true", help="read damaged files up to the damage; never proven then")
+    parser.add_argument(
+        "--jobs", type=_jobs, default=1, metavar="N", help="processes that read rank files (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     for name, default, meaning in (
         ("replayed", 0, "in the surviving history more than once"),
@@ -59,7 +64,17 @@ def _audit(args: argparse.Namespace) -> AuditReport:
         max_discarded=args.max_discarded,
         since_take_over=args.since_take_over,
         max_unreadable=args.max_unreadable,
+        key=args.key,
+        salvage=args.salvage,
+        jobs=args.jobs,
     )
+
+
+def _jobs(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
 
 
 def _count(text: str) -> int:

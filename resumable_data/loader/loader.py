@@ -315,7 +315,7 @@ class ResumableLoader:
     def check_agreement(self, peers: Sequence[ResumableLoader] | None = None) -> Cursor:
         """Make sure that all ranks hold the same cursor, and put the digest of what they read into it. Collective.
 
-        Call it on every rank right before a checkpoint is saved.
+        Call it on every rank right before a checkpoint is saved. The ledger is on the disk afterwards, up to here.
 
         Args:
             peers: The loaders of all ranks, this one among them, where ranks are simulated in one process.
@@ -325,9 +325,14 @@ class ResumableLoader:
 
         Raises:
             DisagreementError: Ranks hold different cursors; names ranks and fields.
+            FencedError: Another launch claimed a newer attempt in the ledger, so the run goes on there.
             UsageError: The ranks were given as arguments, no process group has them, and there are no `peers`.
         """
         return self._session.agree(None if peers is None else [peer._session for peer in peers])
+
+    def mark_saved(self) -> None:
+        """Record in the ledger that the checkpoint of the cursor is complete on the disk. Call it after the save."""
+        self._session.mark_saved()
 
     def close(self) -> None:
         """Stop the workers and end the ledger's file. The cursor stays readable."""

@@ -167,6 +167,10 @@ class TrackedLoader(ABC):
         """As `ResumableLoader.check_agreement`: call it on every rank right before a save. Collective."""
         return self._session.agree(None if peers is None else [peer._session for peer in peers])
 
+    def mark_saved(self) -> None:
+        """As `ResumableLoader.mark_saved`: call it after a save."""
+        self._session.mark_saved()
+
     def close(self) -> None:
         """Stop watching the optimizer, and end the ledger's file. The cursor stays readable."""
         self._iteration += 1

@@ -136,10 +136,10 @@ def test_a_ledger_that_cannot_be_written_stops_all_ranks_where_asked_to(tmp_path
 class LedgerOfAFullDisk(Ledger):
     """Claims, and cannot make the file of rank 1."""
 
-    def open_rank(self, claim: Claim, *, rank: int, peer: int = 0) -> RankWriter:
+    def open_rank(self, claim: Claim, *, rank: int, peer: int = 0, process: int = 0) -> RankWriter:
         if rank == 1:
             raise LedgerWriteError("no space left")
-        return super().open_rank(claim, rank=rank, peer=peer)
+        return super().open_rank(claim, rank=rank, peer=peer, process=process)
 
 
 def refuse_together(path: str) -> str:

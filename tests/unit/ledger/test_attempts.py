@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -170,7 +170,7 @@ def test_damaged_claim_does_not_stop_training(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize("arguments", [{"ids": "all"}, {"on_error": "ignore"}])
-def test_arguments_are_checked(tmp_path: Path, arguments: dict[str, str]) -> None:
+def test_arguments_are_checked(tmp_path: Path, arguments: dict[str, Any]) -> None:
     """Words without a meaning are refused at once."""
     with pytest.raises(UsageError, match="must be one of"):
         Ledger(tmp_path / "ledger", **arguments)

@@ -339,7 +339,8 @@ def test_deliveries_that_are_like_the_one_before_come_back(
     path = tmp_path_factory.mktemp("run") / "rank"
     writer = RankWriter(path, HEADER)
     for number, shape in enumerate(runs):
-        writer.delivered(*shape, number)
+        update, index, start, stride, count, padding, filler = shape
+        writer.delivered(update, index, start, stride, count, padding, filler, number)
         if data.draw(st.booleans(), label="commit"):
             writer.commit(shape[0], True)
     writer.close()
