@@ -27,9 +27,8 @@ def check_forks(history: History) -> list[Finding]:
         for file in attempt.claim.older:
             place = (file.attempt, file.rank, file.peer)
             older = history.attempts.get(file.attempt)
-            if (
-                older is not None and file.attempt < number and place not in listed
-            ):  # the first claim after it is the one that fenced it
+            # the first claim after an attempt is the one that fenced it
+            if older is not None and file.attempt < number and place not in listed:
                 listed.add(place)
                 findings += _check_file(file, older, number)
     return findings

@@ -61,6 +61,7 @@ class RankFiles:
         self._claim = attempt.claim
         self._options = options
         self._findings: dict[tuple[str, str], Finding] = {}
+        self._unrecorded: dict[str, int] = {}  # by file, rows that a killed process may have delivered besides
         self._cache: dict[int, RankLog] = {}
         self._cached_bytes = 0
         self.is_whole = all(rank in self._files for rank in range(attempt.claim.num_replicas))
@@ -114,6 +115,8 @@ class RankFiles:
             self._report("RD110", path, _owner(*expected), _owner(*found))
             return None
         self._check_key(path, header.key_check)
+        if header.fold_rows and not log.has_end:
+            self._unrecorded[path.name] = header.fold_rows - 1
         return log
 
     def scan(self, rank: int) -> Scan:
@@ -134,10 +137,11 @@ class RankFiles:
         ) as pool:
             size = max(1, min(64, len(ranks) // (4 * self._options.jobs)))
             parts = list(pool.map(_audit_in_worker, ranks, chunksize=size))
-        for _, findings, is_whole in parts:
-            self._findings.update(findings)
-            self.is_whole = self.is_whole and is_whole
-        return [result for result, _, _ in parts]
+        for _, files in parts:
+            self._findings.update(files.findings)
+            self._unrecorded.update(files.unrecorded)
+            self.is_whole = self.is_whole and files.is_whole
+        return [result for result, _ in parts]
 
     def compare_peers(self) -> list[Finding]:
         """Where peers of a rank, which write files of their own, were handed something else than the rank."""
@@ -154,7 +158,7 @@ class RankFiles:
 
     def count(self, low: int) -> Bounds:
         """A count over all files, without an upper bound where some of them are missing or torn."""
-        return Bounds(low, low if self.is_whole else None)
+        return Bounds(low, low + sum(self._unrecorded.values()) if self.is_whole else None)
 
     def _check_key(self, path: Path, check: int) -> None:
         if not check:
@@ -194,6 +198,14 @@ def _first_difference(own: RankLog, other: RankLog) -> str:
     )
 
 
+class _FileNotes(NamedTuple):
+    """What a worker found of one file; the fields are those of `RankFiles`."""
+
+    findings: dict[tuple[str, str], Finding]
+    unrecorded: dict[str, int]
+    is_whole: bool
+
+
 _worker: list[tuple[Attempt, Options, Branch]] = []
 
 
@@ -201,8 +213,8 @@ def _start_worker(attempt: Attempt, options: Options, branch: Branch) -> None:
     _worker[:] = [(attempt, options, branch)]
 
 
-def _audit_in_worker(rank: int) -> tuple[RankResult, dict[tuple[str, str], Finding], bool]:
+def _audit_in_worker(rank: int) -> tuple[RankResult, _FileNotes]:
     ((attempt, options, branch),) = _worker
     files = RankFiles(attempt, options)
     result = audit_rank(files.read(rank), rank, branch)
-    return result, files._findings, files.is_whole
+    return result, _FileNotes(files._findings, files._unrecorded, files.is_whole)

@@ -31,9 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--key", default="", help="the secret that the ledger's digests are keyed with")
     parser.add_argument("--salvage", action="store_true", help="read damaged files up to the damage; never proven then")
-    parser.add_argument(
-        "--jobs", type=_jobs, default=1, metavar="N", help="processes that read rank files (default: 1)"
-    )
+    parser.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="processes that read files (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     for name, default, meaning in (
         ("replayed", 0, "in the surviving history more than once"),

@@ -207,6 +207,7 @@ class Ledger:
             process=process,
             id_bytes=width,
             key_check=key_check(self._key),
+            fold_rows=self._fold_rows,
         )
         path = self._directory(claim.attempt) / rank_name(rank, peer)
         return RankWriter(path, header, on_error=self.on_error, key=self._key, fold_rows=self._fold_rows)

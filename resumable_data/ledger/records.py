@@ -96,6 +96,7 @@ class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
         process: Rank of the process in the job's group, 0 without one.
         id_bytes: Bytes of each ID where they are kept, the fewest of 1, 2, 4 and 8 that hold all of the order's.
         key_check: `key_check` of the secret that digests are keyed with; 0 where they are not.
+        fold_rows: Where above 0, up to so many rows less one were delivered and not recorded if the process was killed.
     """
 
     run_id: Name
@@ -108,6 +109,7 @@ class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
     process: Natural = 0
     id_bytes: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8
     key_check: Digest = 0
+    fold_rows: Rows = 0
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -231,7 +231,8 @@ class Run:
         }
         for one in self.tamper(rank, record):
             ids = self.fetch(one)
-            self._writers[rank].delivered(**{"digest": digest_ids(ids), **one}, ids=ids)
+            arguments: dict[str, Any] = {"digest": digest_ids(ids), **one}
+            self._writers[rank].delivered(**arguments, ids=ids)
 
     def fetch(self, record: dict[str, int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The IDs of a record's rows, one at a time."""

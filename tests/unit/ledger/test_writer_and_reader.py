@@ -313,7 +313,8 @@ def test_ids_take_the_fewest_bytes(tmp_path: Path, length: int, width: int) -> N
 @st.composite
 def runs_of_deliveries(draw: st.DrawFn) -> list[tuple[int, ...]]:
     """Deliveries as runs and jumps: update, index, start, stride, count, padding, filler."""
-    made, update, index, start, stride, count = [], 0, 0, 0, 2, 3
+    made: list[tuple[int, ...]] = []
+    update, index, start, stride, count = 0, 0, 0, 2, 3
     for _ in range(draw(st.integers(0, 30))):
         change = draw(st.sampled_from(["again", "next", "next", "shape", "padding", "place"]))
         padding = filler = 0
