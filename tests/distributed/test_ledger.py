@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from resumable_data.audit import audit_ledger
 from resumable_data.errors import LedgerError, LedgerWriteError
 from resumable_data.ledger import Claim, Ledger, RankWriter
+from resumable_data.ledger.reader import read_claim
 from resumable_data.loader import ResumableLoader
 from tests.distributed.ranks import run_ranks
 
@@ -172,3 +173,36 @@ def test_an_attempt_that_lost_is_no_part_of_the_history(tmp_path: Path) -> None:
     report = audit_ledger(tmp_path / "ledger")
     assert (report.verdict, report.replayed.high, report.omitted.high) == ("proven", 0, 0), report.to_text()
     assert report.attempts[1].discarded.low == 2 * LENGTH - 20
+
+
+def train_with_peers(root: str, liar: int) -> None:
+    """A mesh of 2 data-parallel ranks with 2 tensor-parallel peers each; one process writes down something else."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with make_loader(Ledger(f"{root}/ledger", peers=True), mesh=mesh, data_axes="dp") as loader:
+        if dist.get_rank() == liar:
+            recording = loader._session._recording
+            deliver = recording.deliver
+            vars(recording)["deliver"] = lambda rows, digest, bad: deliver(rows, digest ^ (rows.update == 3), bad)
+        train(loader)
+
+
+@pytest.mark.parametrize(("liar", "verdict", "codes"), [(-1, "proven", []), (3, "violated", ["RD210"])])
+def test_peers_write_files_of_their_own_and_are_compared(
+    tmp_path: Path, liar: int, verdict: str, codes: list[str]
+) -> None:
+    """With peers=True each process has a file; one that was handed other samples than its rank is named."""
+    run_ranks(train_with_peers, 4, str(tmp_path), liar)
+    names = [path.name for path in sorted((tmp_path / "ledger" / "attempt-000001").glob("rank-*"))]
+    assert names == [
+        "rank-00000-peer-00001.ledger",
+        "rank-00000.ledger",
+        "rank-00001-peer-00001.ledger",
+        "rank-00001.ledger",
+    ]
+    claim = read_claim(tmp_path / "ledger" / "attempt-000001" / "claim")
+    assert (claim.mesh.axes, claim.mesh.data_axes) == ((("dp", 2), ("tp", 2)), ("dp",))
+    report = audit_ledger(tmp_path / "ledger")
+    assert (report.verdict, [one.code for one in report.findings]) == (verdict, codes), report.to_text()
+    if codes:
+        assert report.findings[0].where == "attempt 1, rank 1, peer 1"
+        assert "in update 3" in report.findings[0].found
