@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resumable_data.ledger.reader import RankLog
     from resumable_data.ledger.records import Jump
 
-_CACHE_BYTES = 1 << 24
+_CACHE_RECORDS = 1 << 18
 
 
 class Scan(NamedTuple):
@@ -63,7 +63,7 @@ class RankFiles:
         self._findings: dict[tuple[str, str], Finding] = {}
         self._unrecorded: dict[str, int] = {}  # by file, rows that a killed process may have delivered besides
         self._cache: dict[int, RankLog] = {}
-        self._cached_bytes = 0
+        self._num_cached = 0
         self.is_whole = all(rank in self._files for rank in range(attempt.claim.num_replicas))
         for rank, path in self._files.items():
             if rank >= attempt.claim.num_replicas:
@@ -90,9 +90,11 @@ class RankFiles:
             return self._cache[rank]
         path = self._files.get(rank)
         log = None if path is None else self.read_path(path)
-        if log is not None and self._cached_bytes + log.num_bytes <= _CACHE_BYTES:
+        # what a file takes that says little: a few hundred bytes, as much as some records
+        size = 0 if log is None else log.num_deliveries + log.commits.update.size + 64
+        if log is not None and self._num_cached + size <= _CACHE_RECORDS:
             self._cache[rank] = log
-            self._cached_bytes += log.num_bytes
+            self._num_cached += size
         return log
 
     def read_path(self, path: Path) -> RankLog | None:

@@ -158,21 +158,21 @@ def write_out(given: NDArray[np.int64], is_again: NDArray[np.bool_], is_next: ND
     first = np.flatnonzero(~is_again)[group]
     step = _steps(given, np.bincount(group))
     columns: NDArray[np.int64] = given[group].T.copy()
-    update, index, start = columns[:3]
+    update, index, start, parts = columns[0], columns[1], columns[2], columns[7]
     updates = np.cumsum(is_next)
     update += updates - updates[first]
     begins = np.maximum.accumulate(np.where(is_again & ~is_next, 0, number))
-    index[...] = np.where(is_next, 0, index)[begins] + number - begins
+    index[...] = np.where(is_next, 0, index)[begins] + (number - begins) * parts
     start += (number - first) * step[group]
     return columns
 
 
 def _steps(given: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Positions from one microbatch to the next that is like it: (k,) int64; `sizes` of them are to stay in int64."""
-    _, _, start, stride, count, padding, filler, parts = given.T
-    is_plain = (padding == 0) & (filler == 0) & (parts == 1) & (count > 0)
+    _, _, start, stride, count, padding, filler, _ = given.T
+    is_plain = (padding == 0) & (filler == 0) & (count > 0)
     if not is_plain[sizes > 1].all():
-        raise ValueError("one that goes on from a folded, padded or filled one")
+        raise ValueError("one that goes on from a padded, filled or empty one")
     fits = stride <= _POSITION_MAX // np.maximum(count, 1)
     step: NDArray[np.int64] = np.where(fits, stride * np.where(fits, count, 0), _POSITION_MAX)
     if not (sizes - 1 <= (_POSITION_MAX - start) // np.maximum(step, 1)).all():

@@ -52,8 +52,7 @@ class Commits(NamedTuple):
 def read_frequent(payloads: list[bytes]) -> tuple[Agains, Commits, list[int]]:
     """The frequent records among payloads, and the numbers of those that are for the decoder."""
     size = np.fromiter(map(len, payloads), np.int64, len(payloads))
-    everything = np.frombuffer(b"".join(payloads) + b"\0", np.uint8)
-    tag = everything[np.cumsum(size) - size + 1]
+    tag = np.frombuffer(bytes([payload[1] if len(payload) > 1 else 0 for payload in payloads]), np.uint8)
     agains = _read_agains(payloads, np.flatnonzero((tag == _AGAIN_TAG) & (size == _AGAIN.itemsize)))
     is_commit = tag == _COMMIT_TAG
     found = [_read_commits(payloads, np.flatnonzero(is_commit & (size == n)), n) for n in (4, *_COMMIT_MARKS)]

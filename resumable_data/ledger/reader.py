@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ARRAY_32 = b"\xdd"  # msgpack: an array whose length follows in 4 bytes
 
-KEEP_BYTES = 1 << 23
-"""Deliveries of files up to this size are kept in memory, which saves reading them twice."""
+KEEP_RECORDS = 1 << 17
+"""Of files with up to so many deliveries these are kept in memory, 72 bytes each, which saves reading them twice."""
 
 
 class RankLog(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class RankLog(msgspec.Struct, frozen=True):
             # up to where it was read before: the job may be writing on
             frames = FrameReader(file, self.path, kind=RANK_KIND, num_bytes=self.num_bytes)
             header, blocks = _open(frames)
-            yield from _Follower().follow(blocks)
+            yield from _Follower().follow(blocks, checks_ids=False)  # they were when it was first read
             if header != self.header or frames.offset != self.num_bytes:
                 raise frames.corrupt(frames.offset, f"{self.num_bytes} bytes, as when it was first read", "others")
 
@@ -145,12 +145,12 @@ def read_claim(path: Path) -> Claim:
     return claim
 
 
-def read_rank(path: Path, *, keep_bytes: int = KEEP_BYTES, salvage: bool = False) -> RankLog:
+def read_rank(path: Path, *, keep_records: int = KEEP_RECORDS, salvage: bool = False) -> RankLog:
     """A rank's file: all but its deliveries, which `RankLog.deliveries` gives in blocks.
 
     Args:
         path: The file.
-        keep_bytes: Up to this size of the file its deliveries are kept in memory; those of a larger one are read again.
+        keep_records: Up to so many deliveries are kept in memory; those of a file with more are read again.
         salvage: Read a damaged file up to the damage, and say so in `RankLog.damage`.
 
     Raises:
@@ -165,7 +165,7 @@ def read_rank(path: Path, *, keep_bytes: int = KEEP_BYTES, salvage: bool = False
         try:
             header, blocks = _open(frames)
             for deliveries in follower.follow(blocks):
-                kept = None if kept is None or frames.offset > keep_bytes else [*kept, deliveries]
+                kept = None if kept is None or follower.num_deliveries > keep_records else [*kept, deliveries]
         except LedgerCorruptError as error:
             if not salvage:
                 raise
@@ -248,7 +248,12 @@ class _Follower:
         self._has_end = False
         self._last: tuple[int, ...] | None = None  # of the newest delivery, which an `Again` goes on from
 
-    def follow(self, blocks: Iterator[_Block]) -> Iterator[Deliveries]:
+    @property
+    def num_deliveries(self) -> int:
+        """Deliveries followed so far."""
+        return self._num_deliveries
+
+    def follow(self, blocks: Iterator[_Block], *, checks_ids: bool = True) -> Iterator[Deliveries]:
         """The deliveries of blocks, those that say "again" written out.
 
         Raises:
@@ -259,7 +264,7 @@ class _Follower:
             if self._has_end:
                 raise block.corrupt(0, "nothing after the record of the file's end", "another record")
             columns, number = self._columns(block)
-            if block.id_bytes:
+            if block.id_bytes and checks_ids:
                 _check_ids(block, number, columns)
             self._keep_events(block, number)
             self._num_deliveries += len(columns)

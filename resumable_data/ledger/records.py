@@ -145,10 +145,10 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class Again(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
-    """The microbatch after the last one that was recorded: as many rows, one after another, no padding, no filler.
+    """What comes after the delivery before it, and is like it: as many rows and parts, no padding, no filler.
 
     Attributes:
-        is_next: Whether it is the first of the next update; else it is the next of the same one.
+        is_next: Whether it begins the next update; else it goes on in the same one.
         digest: As in `Delivered`.
         ids: As in `Delivered`.
     """

@@ -58,17 +58,18 @@ class _Shape(msgspec.Struct, frozen=True, gc=False):
     count: int
     padding: int
     filler: int
+    parts: int = 1
 
     def follows(self, last: _Shape) -> bool:
         """Whether `Again` says all of it after `last`."""
         if self.padding or self.filler or last.padding or last.filler:
             return False
-        if self.stride != last.stride or self.count != last.count or not self.count:
+        if self.stride != last.stride or self.count != last.count or not self.count or self.parts != last.parts:
             return False
         if self.start != last.start + last.stride * last.count:
             return False
         if self.update == last.update:
-            return self.index == last.index + 1
+            return self.index == last.index + last.parts
         return self.update == last.update + 1 and self.index == 0
 
 
@@ -196,7 +197,7 @@ class RankWriter:
             self._unfold()
         if self._key and ids is not None:
             digest = digest_ids(ids, self._key)
-        self._deliver(shape, digest, ids, 1)
+        self._deliver(shape, digest, ids)
 
     def unreadable(self, update: int, index: int, position: int, sample_id: int) -> None:
         """Record a sample of the microbatch recorded next that could not be read; see `Unreadable`."""
@@ -253,23 +254,23 @@ class RankWriter:
         fold, self._fold = self._fold, None
         assert fold is not None
         ids = np.concatenate(fold.ids) if self._id_type else None
-        self._deliver(msgspec.structs.replace(fold.shape, count=fold.count), fold.digest, ids, fold.parts)
+        self._deliver(msgspec.structs.replace(fold.shape, count=fold.count, parts=fold.parts), fold.digest, ids)
 
-    def _deliver(self, shape: _Shape, digest: int, ids: NDArray[np.int64] | None, parts: int) -> None:
+    def _deliver(self, shape: _Shape, digest: int, ids: NDArray[np.int64] | None) -> None:
         kept = None
         if self._id_type and ids is not None:
             narrow = ids.astype(self._id_type)
-            if not np.array_equal(narrow, ids):
+            if (narrow != ids).any():
                 self._fail(ValueError(f"an ID outside what the order's length allows, {int(ids.max())}"))
                 return
             kept = narrow.tobytes()
-        last, self._last = self._last, shape if parts == 1 else None
-        if parts == 1 and last is not None and shape.follows(last):
+        last, self._last = self._last, shape
+        if last is not None and shape.follows(last):
             self._write(Again(shape.update != last.update, digest, kept))
         else:
             s = shape
             fields = (s.update, s.index, s.start, s.stride, s.count, s.padding, s.filler)
-            self._write(Delivered(*fields, digest, kept, parts))
+            self._write(Delivered(*fields, digest, kept, s.parts))
 
     def _append(self, record: RankRecord) -> None:
         if self._fold is not None:
