@@ -42,20 +42,17 @@ class AttemptResult(NamedTuple):
     agreements: frozenset[CoverageSpan] = frozenset()
 
 
-def common_stop(claim: Claim, scans: list[Scan], *, are_all_there: bool) -> int:
+def common_stop(scans: list[Scan]) -> int:
     """The end of the newest attempt's part of the surviving history: the last commit found on all ranks.
 
     Where a file is missing or ends long before the others, it is the last commit found on any, and evidence of
-    it is missing.
-
-    Args:
-        claim: The attempt's claim.
-        scans: One per rank.
-        are_all_there: Whether every rank has a file that can be used.
+    it is missing; `scans` are one per rank.
     """
     fewest, most = min(scans, key=_num_steps), max(scans, key=_num_steps)
     # Ranks of one job commit together, so a kill comes between two records of one commit at the most.
-    is_plain_kill = most.num_steps - fewest.num_steps <= 1 and (not most.num_steps or are_all_there)
+    is_plain_kill = most.num_steps - fewest.num_steps <= 1 and (
+        not most.num_steps or all(one.is_there for one in scans)
+    )
     return fewest.stop if is_plain_kill else most.stop
 
 

@@ -114,7 +114,7 @@ def _audit(
     scans = [files.scan(rank) for rank in range(claim.num_replicas)] if counts_batches or is_newest else []
     child = None
     if is_newest:
-        stop = common_stop(claim, scans, are_all_there=files.are_all_there)
+        stop = common_stop(scans)
     else:
         child = history.attempts[history.chain[history.chain.index(number) + 1]].claim.start
         stop = max(child.batches if counts_batches else child.updates, claim.start.next_index)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resumable_data.ledger.reader import RankLog
     from resumable_data.ledger.records import Jump
 
-_CACHE_RECORDS = 1 << 18
+_CACHE_RECORDS = 1 << 19
 
 
 class Scan(NamedTuple):
@@ -37,11 +37,13 @@ class Scan(NamedTuple):
         num_steps: Steps committed in sequence.
         stop: The update after the last of them.
         jumps: Where epochs were left early, up to there.
+        is_there: Whether there is a file that can be used.
     """
 
     num_steps: int
     stop: int
     jumps: list[Jump]
+    is_there: bool
 
 
 class RankFiles:
@@ -68,11 +70,6 @@ class RankFiles:
         for rank, path in self._files.items():
             if rank >= attempt.claim.num_replicas:
                 self._report("RD110", path, f"ranks below {attempt.claim.num_replicas}", f"a file of rank {rank}")
-
-    @property
-    def are_all_there(self) -> bool:
-        """Whether every rank has a file that can be used; reads them."""
-        return all(self.read(rank) is not None for rank in range(self._claim.num_replicas))
 
     @property
     def findings(self) -> list[Finding]:
@@ -126,7 +123,7 @@ class RankFiles:
         log = self.read(rank)
         stops = step_stops(log, self._claim)
         stop = int(stops[-1]) if stops.size else self._claim.start.next_index
-        return Scan(stops.size, stop, surviving_jumps(log, stop) if log else [])
+        return Scan(stops.size, stop, surviving_jumps(log, stop) if log else [], log is not None)
 
     def audit(self, branch: Branch) -> list[RankResult]:
         """What each rank's file adds to the audit of a branch."""

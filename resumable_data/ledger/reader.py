@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+import itertools
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import xxhash
 
 from resumable_data.errors import LedgerCorruptError, StateError
 from resumable_data.ledger import frequent
@@ -45,7 +47,6 @@ from resumable_data.ledger.records import (
     Saved,
     Unreadable,
     claim_decoder,
-    digest_ids,
     header_decoder,
     record_decoder,
     record_list_decoder,
@@ -365,18 +366,22 @@ class _Follower:
 
 def _check_ids(block: _Block, number: NDArray[np.int64], deliveries: Deliveries) -> None:
     """Make sure that all deliveries carry their IDs, and the digest of these."""
-    width = np.dtype(f"<u{block.id_bytes}")
-    columns = (number.tolist(), deliveries.count.tolist(), deliveries.digest.tolist())
-    for n, count, digest in zip(*columns, strict=True):
-        record = block.others.get(n)
-        ids = record.ids if isinstance(record, Delivered | Again) else None
-        if ids is None or len(ids) != width.itemsize * count or _digest(ids, width) != digest:
-            found = "none" if ids is None else f"{len(ids)} bytes of other IDs"
-            raise block.corrupt(n, f"{width.itemsize * count} bytes of IDs with the record's digest", found)
-
-
-def _digest(ids: bytes, width: np.dtype[Any]) -> int:
-    return digest_ids(np.frombuffer(ids, width).astype(np.int64))
+    width, others = np.dtype(f"<u{block.id_bytes}"), block.others
+    records = [others.get(n) for n in number.tolist()]
+    ids = [record.ids if isinstance(record, Delivered | Again) else None for record in records]
+    sizes = (width.itemsize * deliveries.count).tolist()
+    has_all = [part is not None and len(part) == size for part, size in zip(ids, sizes, strict=True)]
+    if all(has_all):
+        data = np.frombuffer(b"".join([part for part in ids if part is not None]), width).astype("<i8").data.cast("B")
+        edges = [0, *(8 * np.cumsum(deliveries.count)).tolist()]
+        found = [xxhash.xxh3_64_intdigest(data[low:high]) for low, high in itertools.pairwise(edges)]
+        has_all = (np.array(found, np.uint64) == deliveries.digest).tolist()
+    if not all(has_all):
+        wrong = has_all.index(False)
+        part = ids[wrong]
+        text = "none" if part is None else f"{len(part)} bytes of other IDs"
+        expected = f"{sizes[wrong]} bytes of IDs with the record's digest"
+        raise block.corrupt(int(number[wrong]), expected, text)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes, frames: FrameReader, offset: int) -> T:
