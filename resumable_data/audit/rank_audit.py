@@ -182,13 +182,13 @@ def step_stops(log: RankLog | None, claim: Claim) -> Vector:
 def surviving_jumps(log: RankLog, stop_update: int) -> list[Jump]:
     """Where a file says that its loop left an epoch early, rewound jumps and those from `stop_update` on left out."""
     jumps, rewinds = log.jumps, log.rewinds
-    survives = _earliest_rewind(rewinds.after, rewinds.update, jumps.after) > jumps.update
+    survives = earliest_rewind(rewinds.after, rewinds.update, jumps.after) > jumps.update
     survives &= jumps.update < stop_update
     columns = (jumps.update[survives].tolist(), jumps.position[survives].tolist())
     return [Jump(update, position) for update, position in zip(*columns, strict=True)]
 
 
-def _earliest_rewind(after: Vector, target: Vector, places: Vector) -> Vector:
+def earliest_rewind(after: Vector, target: Vector, places: Vector) -> Vector:
     """The earliest update that any later rewind goes back to.
 
     Args:
@@ -300,7 +300,7 @@ class _RankAudit:
                 f"one to {self._branch.word} {int(rewinds.update[where])}",
                 rewinds.update[~is_good],
             )
-        return partial(_earliest_rewind, rewinds.after[is_good], rewinds.update[is_good])
+        return partial(earliest_rewind, rewinds.after[is_good], rewinds.update[is_good])
 
     def _check_sequence(self, commits: Commits, places: Vector, records: Deliveries) -> None:
         """Deliveries ascend, and come before the commit of their update; places: (k,) int64 in the file."""

@@ -78,14 +78,14 @@ def digests(
     result = np.empty(count.shape, np.uint64)
     for chunk in chunks(count):
         sizes = count[chunk]
-        ids = _ids_of(order, start[chunk], stride[chunk], sizes, None if wrap_at is None else wrap_at[chunk])
+        ids = ids_of(order, start[chunk], stride[chunk], sizes, None if wrap_at is None else wrap_at[chunk])
         data = ids.astype("<i8", copy=False).data.cast("B")
         edges = [0, *(8 * np.cumsum(sizes)).tolist()]
         result[chunk] = [xxhash.xxh3_64_intdigest(data[low:high], key) for low, high in itertools.pairwise(edges)]
     return result
 
 
-def _ids_of(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None) -> Vector:
+def ids_of(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None) -> Vector:
     """IDs of the rows of records, see `digests`: (count.sum(),) int64."""
     length = len(order)
     first, last = int(start.min()), int((start + stride * (count - 1)).max())

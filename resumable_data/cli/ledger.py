@@ -1,0 +1,140 @@
+"""``resumable-data ledger show|export|diff``: questions to a ledger."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from resumable_data.ledger.frames import shown
+from resumable_data.lookup import Walk, diff_ledgers, export_rows, find_sample, find_update
+
+if TYPE_CHECKING:
+    from resumable_data.lookup import Delivery
+
+SCHEMA_VERSION = 1
+_SHOWN = 200
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser(
+        "ledger",
+        help="look into a ledger: its launches, a sample, an update; export it; compare two",
+        description="Questions to a ledger. Nothing in it is changed; whether it is right, `audit` says.",
+        epilog="exit codes: 0 good (diff: the same data), 1 diff: other data, 2 usage, 3 a file cannot be read",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    show = actions.add_parser("show", help="its launches; or who got a sample, or what an update held")
+    show.add_argument("ledger", type=Path, metavar="PATH", help="the ledger's directory")
+    which = show.add_mutually_exclusive_group()
+    which.add_argument("--sample", type=int, metavar="ID", help="every delivery of this sample")
+    which.add_argument("--update", type=int, metavar="INDEX", help="every row of this update, counted from 0")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    export = actions.add_parser("export", help="write its rows to a .jsonl, .npy or .parquet file")
+    export.add_argument("ledger", type=Path, metavar="PATH", help="the ledger's directory")
+    export.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="a new file; its ending counts"
+    )
+    export.add_argument("--all", action="store_true", help="discarded rows and those in flight too")
+    diff = actions.add_parser("diff", help="whether two runs were trained on the same data")
+    diff.add_argument("a", type=Path, metavar="A", help="a ledger's directory")
+    diff.add_argument("b", type=Path, metavar="B", help="another's")
+    diff.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer, and return the exit code."""
+    actions = {"show": _show, "export": _export, "diff": _diff}
+    return actions[args.action](args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    walk = Walk(args.ledger)
+    if args.sample is None and args.update is None:
+        _print_attempts(walk, args.json)
+        return 0
+    found = find_update(walk, args.update) if args.sample is None else find_sample(walk, args.sample)
+    if args.json:
+        _print_json({"deliveries": found})
+        return 0
+    what = f"update {args.update}" if args.sample is None else f"sample {args.sample}"
+    print(f"{what}: {len(found)} rows" if found else f"{what}: nothing was delivered")
+    for delivery in found[:_SHOWN]:
+        print(f"  {_line(delivery)}")
+    if len(found) > _SHOWN:
+        print(f"  and {len(found) - _SHOWN} more; --json gives all")
+    return 0
+
+
+def _line(one: Delivery) -> str:
+    padding = ", padding" if one.is_padding else ""
+    return (
+        f"attempt {one.attempt}, rank {one.rank}, update {one.update}, microbatch {one.microbatch}: sample {one.id}, "
+        f"position {one.position} (epoch {one.epoch}){padding}, {one.status}"
+    )
+
+
+def _print_attempts(walk: Walk, as_json: bool) -> None:
+    history = walk.history
+    rows: list[dict[str, Any]] = []
+    for number, attempt in sorted(history.attempts.items()):
+        claim = attempt.claim
+        rows.append(
+            {
+                "attempt": number,
+                "parent": claim.start.attempt,
+                "survives": number in history.chain,
+                "num_replicas": claim.num_replicas,
+                "microbatch": claim.microbatch,
+                "mesh": [list(axis) for axis in claim.mesh.axes],
+                "data_axes": list(claim.mesh.data_axes),
+                "start_update": claim.start.updates,
+                "start_position": claim.start.position,
+                "files": len(attempt.files.ranks) + len(attempt.files.peers),
+                "package_version": shown(claim.package_version),
+            }
+        )
+    if as_json:
+        _print_json({"run_id": shown(history.newest.claim.run_id), "attempts": rows})
+        return
+    print(f"run {shown(history.newest.claim.run_id)}, order {shown(repr(walk.order))}")
+    for row in rows:
+        mesh = " x ".join(f"{shown(name)} {size}" for name, size in row["mesh"])
+        branch = "" if row["survives"] else ", not in the surviving history"
+        print(
+            f"  attempt {row['attempt']} (after {row['parent'] or '-'}): from update {row['start_update']}, position "
+            f"{row['start_position']}, {row['num_replicas']} ranks of {mesh}, microbatch {row['microbatch']}, "
+            f"{row['files']} files{branch}"
+        )
+
+
+def _export(args: argparse.Namespace) -> int:
+    num_rows = export_rows(Walk(args.ledger), args.output, everything=args.all)
+    print(f"{num_rows} rows in {shown(args.output)}")
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    found = diff_ledgers(Walk(args.a), Walk(args.b))
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+        return int(not found.is_same)
+    if found.is_same:
+        print(f"the same: {found.num_a} samples at the same positions")
+        return 0
+    print(f"{shown(args.a)} committed {found.num_a} samples, {shown(args.b)} {found.num_b}")
+    print(f"  the first {found.num_common_positions} are the same")
+    if found.first_difference is not None:
+        samples = [f"sample {one}" if one is not None else "nothing" for one in (found.sample_a, found.sample_b)]
+        print(f"  at position {found.first_difference} the one has {samples[0]}, the other {samples[1]}")
+    print(
+        f"  wherever they were: {found.only_in_a} only in the first or more often there, {found.only_in_b} in the other"
+    )
+    return 1
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    print(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **fields}).decode())
