@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
     from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
+    from resumable_data.logs import audit_ids
     from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
@@ -45,6 +46,7 @@ __all__ = [
     "Update",
     "__version__",
     "audit_cursor",
+    "audit_ids",
     "audit_ledger",
     "evaluation_loader",
     "track",
@@ -68,6 +70,7 @@ _HOMES = {
     "TrackedLoader": "tracking",
     "Update": "loader",
     "audit_cursor": "audit",
+    "audit_ids": "logs",
     "audit_ledger": "audit",
     "evaluation_loader": "loader",
     "track": "tracking",
