@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
+    from resumable_data.shadowing import audit_shadow, shadow
     from resumable_data.tracking import DistributedSampler, TrackedLoader, track
 
 __version__ = "0.1.0"
@@ -48,7 +49,9 @@ __all__ = [
     "audit_cursor",
     "audit_ids",
     "audit_ledger",
+    "audit_shadow",
     "evaluation_loader",
+    "shadow",
     "track",
 ]
 
@@ -72,7 +75,9 @@ _HOMES = {
     "audit_cursor": "audit",
     "audit_ids": "logs",
     "audit_ledger": "audit",
+    "audit_shadow": "shadowing",
     "evaluation_loader": "loader",
+    "shadow": "shadowing",
     "track": "tracking",
 }
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from resumable_data.errors import UsageError
 from resumable_data.logs import FORMATS, Fields, audit_ids
 from resumable_data.order import Sequential, Shuffle, TorchShuffle
+from resumable_data.shadowing import audit_shadow
 
 if TYPE_CHECKING:
+    from resumable_data.logs import IdsReport
     from resumable_data.order import Order
+    from resumable_data.shadowing import ShadowReport
 
 ORDERS = ("sequential", "shuffle", "torch-shuffle")
 
@@ -20,6 +23,7 @@ examples:
   resumable-data audit-ids --samples 50000 ids.txt
   resumable-data audit-ids --samples 50000 --order torch-shuffle --seed 0 --num-replicas 8 --rank-per-file rank*.npy
   resumable-data audit-ids --columns epoch,step,rank,ids log.txt
+  resumable-data audit-ids --shadow run/shadow
 
 In text, all integers of a line are IDs, unless --columns says what they are. CSV, JSONL, Parquet and structured arrays
 have names: id, rank, step and epoch, or those given. Give older logs first.
@@ -55,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for role in ("id", "rank", "step", "epoch"):
         log.add_argument(f"--{role}", metavar="NAME", help=f"column or field with the {role} (default: {role})")
     log.add_argument("--rank-per-file", action="store_true", help="the first file is rank 0's, and so on")
+    parser.add_argument("--shadow", type=Path, metavar="DIR", help="what rd.shadow noted, instead of logs")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -64,10 +69,26 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: Arguments have no meaning together.
         LogError: A log cannot be read.
+        LedgerError: What rd.shadow noted cannot be read.
     """
+    report = _shadow(args) if args.shadow is not None else _logs(args)
+    print(report.to_json().decode() if args.json else report.to_text())
+    return report.exit_code
+
+
+def _shadow(args: argparse.Namespace) -> ShadowReport:
+    given = [name for name, value in vars(args).items() if value not in (None, False, [], 0)]
+    others = sorted(set(given) - {"command", "shadow", "json"})
+    if others:
+        names = ", ".join(name if name == "files" else f"--{name.replace('_', '-')}" for name in others)
+        raise UsageError(f"--shadow is audited alone, as it knows its IDs itself; leave out {names}")
+    return audit_shadow(args.shadow)
+
+
+def _logs(args: argparse.Namespace) -> IdsReport:
     if not args.files:
-        raise UsageError("audit-ids takes at least one FILE with sample IDs")
-    report = audit_ids(
+        raise UsageError("audit-ids takes at least one FILE with sample IDs, or --shadow DIR")
+    return audit_ids(
         args.files,
         num_samples=args.samples,
         order=_order(args),
@@ -80,8 +101,6 @@ def run(args: argparse.Namespace) -> int:
         fields=_fields(args),
         rank_per_file=args.rank_per_file,
     )
-    print(report.to_json().decode() if args.json else report.to_text())
-    return report.exit_code
 
 
 def _fields(args: argparse.Namespace) -> Fields:
