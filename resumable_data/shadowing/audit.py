@@ -160,8 +160,9 @@ class _Audit:
         return total, num_again
 
     def _tell(self, again: Again, low: int, where: str, attempt: int) -> None:
-        batches = f"the last {again.num_batches} batches of ranks before the restart"
-        found = f"{again.num_rows} rows of {batches}" + (", which were read again whole" * again.is_tail)
+        last = f"last {again.num_batches} batches" if again.num_batches > 1 else "last batch"
+        found = f"{again.num_rows} read again, all of each rank's {last} before the restart"
+        found += ", and these whole" * again.is_tail
         code = "RD721" if low else "RD722"
         expected = "no row read before" if low else "work since the checkpoint, or nothing"
         self.add(code, where, expected=expected, found=found, count=again.num_rows, attempt=attempt)

@@ -75,7 +75,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     def has_end(self) -> bool:
         """Whether all ranks came to the end of the iteration, and none of it was lost."""
         ranks = self.ranks
-        is_whole = len(ranks) == self.attempt.num_replicas and all(one.has_end for one in ranks.values())
+        is_whole = len(ranks) == self.attempt.num_replicas and all(one.is_whole for one in ranks.values())
         return is_whole and (self.stop is None or all(one.num_batches <= self.stop for one in ranks.values()))
 
     @property
@@ -128,8 +128,8 @@ class Pass(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> int | None:
-        """The sampler's epoch."""
-        return self.segments[-1].label
+        """The sampler's epoch, as far as known."""
+        return next((one.label for one in self.segments if one.label is not None), None)
 
     @property
     def is_hashed(self) -> bool:

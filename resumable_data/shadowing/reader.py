@@ -59,6 +59,12 @@ class Iteration(msgspec.Struct, kw_only=True):
     has_end: bool = False
     saved: int | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the loop was handed all of it, and perhaps left without asking for more."""
+        planned = self.begin.num_batches
+        return self.has_end or (planned is not None and self.num_batches >= planned)
+
 
 class ShadowFile(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's file of one launch.

@@ -49,12 +49,14 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=2):
         num_samples: Samples that all ranks together read in one epoch; None where that is unknown.
         padding: Rows that the sampler repeats to fill up all ranks.
         droppable: Rows at the end of the epoch that this rank may drop.
+        num_batches: Batches until the end of the epoch; None where that is unknown.
     """
 
     label: Natural | None
     num_samples: Natural | None
     padding: Natural
     droppable: Natural
+    num_batches: Natural | None
 
 
 class Ids(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):

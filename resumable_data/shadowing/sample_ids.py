@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections import deque
@@ -102,7 +103,14 @@ def describe_epoch(loader: Any, num_replicas: int) -> Begin:
     batch_size = getattr(loader, "batch_size", None)
     if getattr(loader, "drop_last", False) and isinstance(batch_size, int):
         droppable += batch_size - 1
-    return Begin(label, num_samples, padding, droppable)
+    return Begin(label, num_samples, padding, droppable, _num_batches(loader))
+
+
+def _num_batches(loader: Any) -> int | None:
+    """Batches of an iteration; only of loaders whose length is that of their sampler, as other ones may do anything."""
+    with contextlib.suppress(Exception):
+        return len(loader) if can_see_ids(loader) else None
+    return None
 
 
 def _innermost(loader: Any, batch_sampler: Any) -> Any:

@@ -15,6 +15,10 @@ from resumable_data.audit.findings import SEVERITIES
 from resumable_data.cli import main
 from resumable_data.logs import KINDS
 from resumable_data.order import Shuffle
+from resumable_data.shadowing import KINDS as SHADOW_KINDS
+from tests.unit.shadowing.jobs import Job
+
+ALL_KINDS = KINDS | SHADOW_KINDS
 
 
 @pytest.fixture
@@ -135,6 +139,69 @@ def test_findings_are_documented() -> None:
     """The documentation lists each code with its severity, title and remedy."""
     page = (Path(__file__).parents[3] / "docs" / "logs.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| RD")]
-    assert rows == [f"| {code} | {kind.severity} | {kind.title} | {kind.remedy} |" for code, kind in KINDS.items()]
-    assert {kind.severity for kind in KINDS.values()} <= set(SEVERITIES)
-    assert all(code.startswith("RD7") for code in KINDS)
+    expected = [(code, kind.severity, kind.title, kind.remedy) for code, kind in ALL_KINDS.items()]
+    assert rows == [f"| {' | '.join(row)} |" for row in expected]
+    assert {kind.severity for kind in ALL_KINDS.values()} <= set(SEVERITIES)
+    assert all(code.startswith("RD7") for code in ALL_KINDS)
+
+
+@pytest.fixture
+def shadowed(tmp_path: Path) -> Path:
+    """A job that was stopped after 128 of 960 samples on 16 ranks, and went on at the wrong place on 10."""
+    Job(tmp_path / "shadow", 16).train(4)
+    Job(tmp_path / "shadow", 10, skip=6).train()
+    return tmp_path / "shadow"
+
+
+def test_shadow_as_text(shadowed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report of a shadow has the verdict first, then launches, epochs with a restart, and findings."""
+    assert main(["audit-ids", "--shadow", str(shadowed)]) == 1
+    assert (
+        capsys.readouterr().out
+        == f"""\
+VIOLATED: rows were replayed or omitted at a restart
+
+  shadow     {shadowed}
+  launches   2
+  rows       968
+  replayed   8
+  omitted    0
+  discarded  0
+
+  launch  ranks  epochs  batches  rows
+       1     16       1       64   128
+       2     10       1      420   840
+
+  epoch  launches   by  read again  replayed  omitted
+      0       1+2  ids           8         8        0
+
+RD721 violation: {SHADOW_KINDS["RD721"].title} (8)
+  where     epoch 0, launches 1+2
+  expected  no row read before
+  found     8 read again, all of each rank's last batch before the restart
+  remedy    {SHADOW_KINDS["RD721"].remedy}
+"""
+    )
+
+
+def test_shadow_as_json(shadowed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON report of a shadow has a schema version, the verdict, bounds and findings."""
+    assert main(["audit-ids", "--json", "--shadow", str(shadowed)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schema_version"], report["subject"], report["verdict"]) == (1, "shadow", "violated")
+    assert (report["replayed"], report["omitted"]) == ({"low": 8, "high": 8}, {"low": 0, "high": 0})
+    assert [finding["code"] for finding in report["findings"]] == ["RD721"]
+
+
+def test_shadow_exit_codes(shadowed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing to complain about is 0, other arguments beside a shadow are 2, and damage or nothing to read is 3."""
+    Job(tmp_path / "clean", 2).train()
+    assert main(["audit-ids", "--shadow", str(tmp_path / "clean")]) == 0
+    for more in (["log.txt"], ["--samples", "3"], ["--rank-per-file"], ["--first-epoch", "1"]):
+        assert main(["audit-ids", "--shadow", str(shadowed), *more]) == 2
+        assert more[0].removesuffix(".txt").replace("log", "files") in capsys.readouterr().err
+    assert main(["audit-ids", "--shadow", str(tmp_path / "nothing")]) == 3
+    file = next(shadowed.iterdir())
+    file.write_bytes(file.read_bytes().replace(b"RDL", b"XDL"))
+    assert main(["audit-ids", "--shadow", str(shadowed)]) == 3
+    assert f"error: {file}, byte 0" in capsys.readouterr().err

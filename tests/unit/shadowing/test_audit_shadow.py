@@ -74,9 +74,8 @@ def test_lost_work_is_no_replay_where_saves_are_marked(tmp_path: Path) -> None:
             assert (report.verdict, report.discarded, report.replayed) == ("clean", 80, Bounds(0, 0))
         else:
             assert (report.verdict, codes(report), report.replayed) == ("unproven", ["RD722"], Bounds(0, 80))
-            assert "the last 10 batches of ranks before the restart, which were read again whole" in (
-                report.findings[0].found
-            )
+            text = "80 read again, all of each rank's last 10 batches before the restart, and these whole"
+            assert report.findings[0].found == text
 
 
 def test_replay_beyond_the_marked_checkpoint(tmp_path: Path) -> None:
@@ -120,6 +119,14 @@ def test_restart_between_epochs(tmp_path: Path) -> None:
     Job(tmp_path, 2, epoch=1).train()
     report = audit_shadow(tmp_path)
     assert (report.verdict, codes(report), report.epochs) == ("clean", ["RD733"], ())
+
+
+def test_loop_that_leaves_at_the_last_batch(tmp_path: Path) -> None:
+    """An epoch has ended when its last batch was handed out, whether or not the loop asked for another one."""
+    Job(tmp_path, 2).train(100)
+    Job(tmp_path, 2, skip=101).train(139)
+    report = audit_shadow(tmp_path)
+    assert (report.omitted, codes(report)) == (Bounds(4, 4), ["RD723"])
 
 
 def test_missing_rank_and_foreign_files(tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_by_contents_without_comparison(tmp_path: Path) -> None:
 
 def test_epoch_of_two_kinds(tmp_path: Path) -> None:
     """IDs and contents cannot be compared."""
-    begin, ids, hashes = Begin(None, None, 0, 0), Ids(bytes(8)), Hashes(bytes(8))
+    begin, ids, hashes = Begin(None, None, 0, 0, None), Ids(bytes(8)), Hashes(bytes(8))
     launches: list[list[Record]] = [[begin, ids, hashes], [begin, ids, End()]]
     for records in launches:
         recorder = Recorder(tmp_path, 0, 1)
@@ -201,7 +208,7 @@ def launch_records(path: Path, order: NDArray[np.int64], *, start: int, num_rank
     """A launch that reads `order` from `start`, a row per rank and step, and marks a save after so many steps."""
     for rank in range(num_ranks):
         recorder = Recorder(path, rank, num_ranks)
-        recorder.record(partial(Begin, 0, None, 0, 0))
+        recorder.record(partial(Begin, 0, None, 0, 0, None))
         own = order[start + rank :: num_ranks]
         for step in range(-(-(order.size - start) // num_ranks)):
             recorder.record(partial(Ids, own[step : step + 1].astype("<i8").tobytes()))
@@ -231,7 +238,7 @@ def test_counts_are_those_of_a_counter(tmp_path_factory: pytest.TempPathFactory,
     num_ranks = data.draw(st.integers(1, 3))
     for rank in range(num_ranks):
         recorder = Recorder(path, rank, num_ranks)
-        recorder.record(partial(Begin, 0, length, 0, 0))
+        recorder.record(partial(Begin, 0, length, 0, 0, None))
         for one in order[start + rank :: num_ranks]:
             recorder.record(partial(Ids, int(one).to_bytes(8, "little")))
         recorder.record(End)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER = Header("", 0, 1, 5, "0")
-BEGIN, IDS, HASHES = Begin(3, 9, 0, 1), Ids(bytes(range(16))), Hashes(bytes(8))
+BEGIN, IDS, HASHES = Begin(3, 9, 0, 1, None), Ids(bytes(range(16))), Hashes(bytes(8))
 RECORDS: list[Record] = [BEGIN, IDS, Saved(), IDS, End(), Saved(), BEGIN, HASHES, Stopped("disk")]
 
 
@@ -69,7 +69,7 @@ def test_records_come_back(path: Path) -> None:
 def test_written_by_a_recorder(tmp_path: Path) -> None:
     """The recorder writes this format, and its name is that of a shadow file."""
     recorder = Recorder(tmp_path, 3, 4)
-    recorder.record(partial(Begin, 3, 9, 0, 1))
+    recorder.record(partial(Begin, 3, 9, 0, 1, None))
     recorder.record(partial(Ids, bytes(range(16))))
     (file,) = read_directory(tmp_path).files
     assert (file.header.rank, file.header.num_replicas, file.iterations[0].num_rows) == (3, 4, 2)
@@ -140,7 +140,7 @@ def test_only_regular_files(tmp_path: Path) -> None:
         read_directory(tmp_path)
 
 
-RECORD = st.sampled_from(RECORDS) | st.builds(Ids, st.binary(max_size=24)) | st.builds(Begin, *[st.integers(0, 9)] * 4)
+RECORD = st.sampled_from(RECORDS) | st.builds(Ids, st.binary(max_size=24)) | st.builds(Begin, *[st.integers(0, 9)] * 5)
 
 
 @settings(max_examples=200)
