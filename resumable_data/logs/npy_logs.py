@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from resumable_data.ledger.frames import shown
 from resumable_data.logs.files import bad_log, read_exactly
 from resumable_data.logs.rows import IGNORED, Rows, as_int64, make_rows
 
@@ -51,9 +53,14 @@ def read_npy(file: IO[bytes], path: Path, fields: Fields) -> Iterator[Rows]:
 def _read_header(file: IO[bytes], path: Path, fields: Fields) -> _Header:
     where = f"byte {file.tell()}"
     try:
-        shape, is_fortran, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
-    except (ValueError, KeyError, OSError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise bad_log(path, where, "an array in .npy format 1.0 or 2.0", str(error).split("\n")[0]) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # numpy's about headers of Python 2, Python's about what a damaged one holds
+            shape, is_fortran, dtype = _HEADER_READERS[np.lib.format.read_magic(file)](file)
+    except Exception as error:  # a damaged header is parsed as Python's literals, which fails in a dozen ways
+        found = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise bad_log(path, where, "an array in .npy format 1.0 or 2.0", shown(found)) from None
     _check_dtype(path, where, dtype)
     _check_shape(path, where, shape, dtype, fields)
     if is_fortran and len(shape) > 2:

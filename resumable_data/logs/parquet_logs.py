@@ -6,7 +6,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from resumable_data.errors import UsageError
+from resumable_data.errors import ResumableDataError, UsageError
+from resumable_data.ledger.frames import shown
 from resumable_data.logs.files import bad_log
 from resumable_data.logs.rows import Rows, as_int64, make_rows
 
@@ -27,7 +28,6 @@ def read_parquet(file: IO[bytes], path: Path, fields: Fields) -> Iterator[Rows]:
         UsageError: pyarrow is not installed.
     """
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise UsageError(
@@ -45,10 +45,11 @@ def read_parquet(file: IO[bytes], path: Path, fields: Fields) -> Iterator[Rows]:
         for batch in batches:
             yield _rows_of(batch, roles, path, row)
             row += batch.num_rows
-    except UsageError:
+    except ResumableDataError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
-        raise bad_log(path, "its contents", "a Parquet file", str(error).split("\n")[0]) from None
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise bad_log(path, "its contents", "a Parquet file", shown(found)) from None
 
 
 def _check_type(kind: Any, role: str, name: str, path: Path) -> None:

@@ -91,6 +91,7 @@ BAD: list[tuple[str, bytes, Fields | None, str]] = [
     ("log.npy", npy(np.arange(9)) + b"junk", None, r"byte 200: expected an array"),
     ("log.npy", npy(np.arange(9))[:50], None, r"byte 0: expected an array"),
     ("log.npy", with_shape("(-9)"), None, r"byte 0: expected an array"),
+    ("log.npy", npy(np.arange(9)).replace(b"(9,), }", b"(9,), ("), None, r"byte 0: expected an array"),
     ("log.npy", b"PK\x03\x04 an archive", None, r"byte 0: expected an array"),
     ("log.npy", npy(np.arange(0)), None, r"expected sample IDs, found none"),
     ("log.parquet", b"PAR1 and nothing else", None, r"expected a Parquet file"),
