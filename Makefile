@@ -10,6 +10,7 @@ PIP_VERSION := 26.1.2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+INTEROP_STAMP := $(VENV)/.installed-interop
 # Tests fork processes of their own, so more workers than this gain nothing.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4
 CODE := resumable_data tests $(wildcard benchmarks docs/examples)
@@ -34,7 +35,7 @@ test: lint
 	$(BIN)/python -m pytest --doctest-modules resumable_data
 	$(PYTEST) -m "not slow"
 
-test-full: lint
+test-full: lint $(INTEROP_STAMP)
 	$(BIN)/python -m pytest --doctest-modules resumable_data
 	$(PYTEST)
 
@@ -66,6 +67,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) what constraints.txt pins (the first time takes minutes: torch is large)"
 	@$(BIN)/python -m pip install --quiet "pip==$(PIP_VERSION)"
 	$(BIN)/python -m pip install --constraint constraints.txt --group all --editable .
+	@touch $@
+
+# Accelerate, Lightning and others, which the tests in tests/interop run against.
+$(INTEROP_STAMP): $(STAMP)
+	@echo "installing into $(VENV) the packages that tests/interop runs against"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group interop
 	@touch $@
 
 clean:

@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import resumable_data as rd
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -21,8 +22,6 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
-
-import resumable_data as rd
 
 LENGTH, WIDTH, HEADS, DEPTH = 64, 64, 4, 2  # of the model
 

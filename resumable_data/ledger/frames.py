@@ -206,7 +206,8 @@ class FrameReader:
         self._chain = chain
         self._rest = buffer[used:]
         self.offset += used
-        self._check_length()
+        if len(payloads) != at_most:  # else what follows may be longer: the first payload says how long it may be
+            self._check_length()
         return payloads
 
     def _check_length(self) -> None:

@@ -19,17 +19,26 @@ def check_dataset(dataset: Any) -> int:
     Raises:
         UsageError: It is an IterableDataset, is empty, or lacks ``__len__`` or ``__getitem__``.
     """
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        raise UsageError(
-            f"{type(dataset).__name__} is an IterableDataset: it decides itself what comes next, so no cursor can say "
-            "what was read. Give a map-style dataset, with __len__ and __getitem__, over the same items."
-        )
+    refuse_iterable(dataset)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(f"expected a map-style dataset, with __len__ and __getitem__; got {type(dataset).__name__}")
     length = len(dataset)
     if length < 1:
         raise UsageError(f"the dataset is empty (len is {length}); there is nothing to train on")
     return length
+
+
+def refuse_iterable(dataset: Any) -> None:
+    """Make sure that `dataset` can be asked for a sample.
+
+    Raises:
+        UsageError: It is an IterableDataset.
+    """
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise UsageError(
+            f"{type(dataset).__name__} is an IterableDataset: it decides itself what comes next, so no cursor can say "
+            "what was read. Give a map-style dataset, with __len__ and __getitem__, over the same items."
+        )
 
 
 def choose_order(order: Order | None, length: int, seed: int) -> Order:

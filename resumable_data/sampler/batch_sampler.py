@@ -16,6 +16,7 @@ from resumable_data.sampler.rank_rows import RankLayout, RankRows
 from resumable_data.sampler.state import make_state, start_cursor
 from resumable_data.sampler.targets import LossWeight
 from resumable_data.sampler.topology import resolve_topology
+from resumable_data.sampler.wrappers import GuardedIterator
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -131,11 +132,12 @@ class ResumableSampler(Sampler[list[int]]):
         """This rank's IDs, a list for each microbatch, from the cursor to the end of the run.
 
         Raises:
+            UsageError: Accelerate deals out this rank's batches once more, at the next one.
             StaleIteratorError: From an older iterator, at its next use.
             CommitError: Thousands of updates were handed out and none committed.
         """
         self._make_stale()
-        return self._iterate(self._iteration)
+        return GuardedIterator(self._iterate(self._iteration), self)
 
     def _iterate(self, iteration: int) -> Iterator[list[int]]:
         if iteration != self._iteration:

@@ -9,9 +9,11 @@ import numpy as np
 import torch.utils.data
 
 from resumable_data.errors import UsageError
+from resumable_data.loader.options import refuse_iterable
 from resumable_data.order import Sequential, TorchShuffle
 from resumable_data.plan import Schedule, UpdateSpan
 from resumable_data.sampler.padding import row_ids
+from resumable_data.sampler.wrappers import refuse_accelerate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +42,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
         drop_last: Whether the rest of an epoch that the ranks do not divide is dropped, or filled with repeats.
 
     Raises:
-        UsageError: The dataset is empty, or the seed is negative.
+        UsageError: The dataset is empty or an IterableDataset, or the seed is negative.
 
     >>> sampler = DistributedSampler(range(7), num_replicas=2, rank=0, shuffle=False)
     >>> list(sampler), len(sampler)
@@ -56,6 +58,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        refuse_iterable(dataset)
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         length = len(dataset)
         self.order: Order = TorchShuffle(length, seed=seed) if shuffle else Sequential(length)
@@ -65,6 +68,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
         """What the newest iteration gave out, chunk by chunk, where `resumable_data.track` takes it from here."""
 
     def __iter__(self) -> Iterator[int]:
+        refuse_accelerate(self)
         num_rows, rest = self._num_rows(), len(self.order) - self._offset
         start = self.epoch * len(self.order) + self._offset
         span = UpdateSpan(start, min(rest, num_rows), max(0, num_rows - rest))
@@ -83,6 +87,7 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, as for torch's sampler; under `resumable_data.track` see `TrackedLoader`."""
+        refuse_accelerate(self)  # which calls this before its workers' first batches are handed out
         if self._asked_for_epoch is not None:
             self._asked_for_epoch(epoch)
         else:
@@ -111,8 +116,9 @@ class DistributedSampler(torch.utils.data.DistributedSampler[int]):
         """
         raise UsageError(
             "a DistributedSampler has no state to save: it knows what it gave out, and workers fetch ahead of the "
-            "training loop, so a restart from it would skip samples. Wrap the DataLoader: "
-            "loader = resumable_data.track(DataLoader(...), optimizer=optimizer), and save loader.state_dict()."
+            "training loop, so a restart from it would skip samples. Wrap torch's own DataLoader (torchdata's "
+            "StatefulDataLoader asks the sampler too): loader = resumable_data.track(DataLoader(...), "
+            "optimizer=optimizer), and save loader.state_dict()."
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> NoReturn:

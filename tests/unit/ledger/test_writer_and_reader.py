@@ -276,3 +276,17 @@ def _cost_us(writer: RankWriter) -> float:
     for update in range(500):
         writer.delivered(update, 0, 123456789, 8, 512, 0, 0, 12345678901234567890)
     return (time.perf_counter() - start) / 500 * 1e6
+
+
+@pytest.mark.parametrize("count", [1, 505, 600, 5000])
+def test_full_ids_of_any_microbatch_come_back(tmp_path: Path, count: int) -> None:
+    """The first record may be longer than a header may be: the header says how long."""
+    ledger = Ledger(tmp_path, ids="full", on_error="raise")
+    start = Cursor(recipe=Recipe(order=Sequential(100_000).describe(), global_batch=count))
+    claim = ledger.claim(start, num_replicas=1, microbatch=count, epochs=None, run_id="aa")
+    writer, ids = ledger.open_rank(claim, rank=0), np.arange(count, dtype=np.int64)
+    writer.delivered(0, 0, 0, 1, count, 0, 0, digest_ids(ids), ids)
+    writer.close()
+    log = read_rank(tmp_path / "attempt-000001" / "rank-00000.ledger")
+    assert log.deliveries.count.tolist() == [count]
+    assert log.has_end

@@ -42,6 +42,11 @@ class Setup:
     loader_drops: bool = False
     num_workers: int = 0
 
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one step of the optimizer that is not cut short."""
+        return self.num_replicas * self.batch_size * self.accumulation_steps
+
     def loaders(self, state: Any = None, ledger: Path | None = None) -> list[TrackedLoader]:
         """One tracked loader per rank, commits made by hand."""
         dataset, made = Numbers(self.length), []

@@ -11,6 +11,7 @@ import torch
 import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from resumable_data.audit import audit_cursor, audit_ledger
 from resumable_data.cursor import Cursor
@@ -49,12 +50,12 @@ def test_any_chain_of_launches_counts_what_was_trained_on(chain: list[Setup], da
 
 
 def _check_chain(chain: list[Setup], data: st.DataObject, ledger: Path) -> None:
-    trained, state, committed = Trained(), None, (0, 0)
+    trained, state, committed, rows = Trained(), None, (0, 0), chain[0].rows_per_step
     for setup in chain:
         loaders, before = setup.loaders(state, ledger), trained.delivered
-        if loaders[0].cursor.migrations and not list(setup.batches(*committed)):
+        if setup.rows_per_step != rows and not list(setup.batches(*committed)):
             committed = (committed[0] + 1, 0)  # where another batch size is declared, the place is settled for it
-        place = committed
+        place, rows = committed, setup.rows_per_step
         for _ in range(data.draw(st.integers(1, 3), label="loops")):
             if data.draw(st.booleans(), label="leaves the epoch"):
                 place = (place[0] + 1, 0)
@@ -376,3 +377,21 @@ def test_a_run_that_moves_to_a_resumable_loader_is_one_history(tmp_path: Path) -
     report = audit_ledger(tmp_path / "ledger")
     assert report.verdict == "proven", report.to_text()
     assert (report.samples, report.dropped, report.updates) == (44, 22, other.cursor.updates)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_by_which_dcp_makes_an_optimizers_state_are_not_counted(momentum: float) -> None:
+    """get_state_dict steps an optimizer without state at rate 0, at each save where it never has any."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=momentum)  # a warm-up that begins at rate 0
+    loader = make(optimizer)
+    for number, batch in enumerate(loader):
+        if number < 2:
+            get_state_dict(model, optimizer)
+        model(batch[:, None].float()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        get_state_dict(model, optimizer)
+        assert loader.cursor.applied == number + 1
+        optimizer.param_groups[0]["lr"] = 0.1 * number
+    assert loader.cursor.samples == 12
