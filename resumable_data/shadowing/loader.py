@@ -110,6 +110,7 @@ class ShadowIterator:
         self._given = given
         self._recorder = recorder
         self._number = recorder.num_begun
+        self._is_over = False
 
     def __iter__(self) -> ShadowIterator:
         return self
@@ -118,7 +119,9 @@ class ShadowIterator:
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._recorder.record(self._end)
+            if not self._is_over:
+                self._is_over = True
+                self._recorder.record(self._end)
             raise
         except Exception as error:
             self._recorder.stop(f"the loader raised {type(error).__name__}, and which batch comes next is unknown")
@@ -130,6 +133,8 @@ class ShadowIterator:
 
     def _note(self, batch: Any) -> Record:
         self._check_newest()
+        if self._is_over:
+            raise RuntimeError("the loader goes on after its end")
         if self._given is None:
             return Hashes(hash_rows(batch))
         if not self._given:
@@ -148,6 +153,6 @@ class ShadowIterator:
             raise RuntimeError("two iterators over the loader are in use at once")
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_batches", "_given", "_recorder", "_number"):
+        if name in ("_batches", "_given", "_recorder", "_number", "_is_over"):
             raise AttributeError(name)
         return getattr(self._batches, name)

@@ -15,6 +15,7 @@ from resumable_data.shadowing.records import (
     Begin,
     Header,
     Record,
+    Saved,
     Stopped,
     encode_record,
     file_name,
@@ -46,6 +47,7 @@ class Recorder:
         self._descriptor = _CLOSED
         self._chain = 0
         self._process = 0
+        self._has_begun = False
         self.launch: Launch | None = None
         self.is_stopped = False
         self.num_begun = 0
@@ -57,7 +59,9 @@ class Recorder:
             return
         try:
             self._open()
-            self._append(encode_record(make()))
+            record = make()
+            if self._fits(record):
+                self._append(encode_record(record))
         except Exception as error:  # whatever it is, it must not be what ends somebody's training
             self.stop(f"{type(error).__name__}: {error}")
 
@@ -88,12 +92,20 @@ class Recorder:
             shown(reason),
         )
 
+    def _fits(self, record: Record) -> bool:
+        """Whether a record has a place in the file: a save before the first iteration has none."""
+        if isinstance(record, Begin):
+            self._has_begun = True
+        elif not self._has_begun and not isinstance(record, Saved):
+            raise RuntimeError("an iterator that was made in another process")
+        return self._has_begun
+
     def _open(self) -> None:
         if self._process == os.getpid():
             return
         self._close()  # a copy of what the parent process has open
         self._process = os.getpid()
-        self.is_stopped = False
+        self.is_stopped = self._has_begun = False
         self._path.mkdir(parents=True, exist_ok=True)
         self.launch = launch = this_launch(*self._arguments)
         start_ns = time.time_ns()

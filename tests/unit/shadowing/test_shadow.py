@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import resumable_data as rd
@@ -266,6 +268,57 @@ def test_random_numbers_are_not_touched(tmp_path: Path) -> None:
         loader = shadow(loader, tmp_path) if watch else loader
         drawn.append([(batch[0].tolist(), torch.rand(()).item()) for batch in loader])
     assert drawn[0] == drawn[1]
+
+
+class Restless:
+    """An iterator that goes on after its end."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Restless:
+        return self
+
+    def __next__(self) -> list[int]:
+        self.number += 1
+        if self.number == 2:
+            raise StopIteration
+        return [self.number]
+
+
+@settings(max_examples=60)
+@given(
+    operations=st.lists(st.sampled_from(["iter", "next", "old", "exhaust", "save", "restart", "fork"]), max_size=12),
+    kind=st.sampled_from(["list", "restless", "torch"]),
+)
+def test_whatever_a_script_does_can_be_audited(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[str], kind: str
+) -> None:
+    """However a script uses its loader, it gets what it would have got, and the files can be read."""
+    path = tmp_path_factory.mktemp("shadow")
+    plain: Any = {"list": [[1], [2]], "restless": Restless(), "torch": DataLoader(Numbers(3), batch_size=2)}[kind]
+    twin: Any = Restless() if kind == "restless" else plain
+    restart()
+    watched = shadow(plain, path)
+    iterators: list[tuple[Any, Any]] = []
+    for operation in operations:
+        if operation == "iter":
+            iterators.append((iter(watched), iter(twin)))
+        elif operation in ("next", "old") and iterators:
+            one, other = iterators[-1 if operation == "next" else 0]
+            assert repr(next(one, None)) == repr(next(other, None))
+        elif operation == "exhaust" and iterators:
+            one, other = iterators[-1]
+            assert repr(list(islice(one, 5))) == repr(list(islice(other, 5)))
+        elif operation == "save":
+            watched.mark_saved()
+        elif operation == "restart":
+            restart()
+            watched = shadow(plain, path)
+        elif operation == "fork":
+            watched._recorder._process = -1  # as a forked child sees it
+    if read_directory(path).files:
+        assert audit_shadow(path).to_text()
 
 
 def test_public_names() -> None:
