@@ -73,7 +73,7 @@ def read_again(before: Sequence[SegmentRows], after: SegmentRows, reference: Mul
     surplus = np.minimum(known, new.times)
     if reference is not None:
         planned = np.maximum(reference.times_of(new.value), known)
-        surplus = np.minimum(new.times, np.maximum(0, known + new.times - planned))
+        surplus = np.minimum(surplus, np.maximum(0, known + new.times - planned))
     repeated = new.value[surplus > 0]
     if not repeated.size:
         return Again(0, 0, is_tail=False)

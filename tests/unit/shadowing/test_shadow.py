@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
@@ -287,6 +287,8 @@ class Restless:
 
 
 @settings(max_examples=60)
+@example(operations=["save", "iter", "exhaust", "exhaust", "save", "iter", "next", "fork", "next"], kind="torch")
+@example(operations=["iter", "exhaust", "exhaust", "exhaust"], kind="restless")
 @given(
     operations=st.lists(st.sampled_from(["iter", "next", "old", "exhaust", "save", "restart", "fork"]), max_size=12),
     kind=st.sampled_from(["list", "restless", "torch"]),
