@@ -31,7 +31,7 @@ _CLOSED = -1
 
 
 class Recorder:
-    """Appends to one file; trouble is logged once and ends it.
+    """Appends to one file, which is open until the process ends; trouble is logged once and ends it.
 
     The file is made at the first record, when the process group is there, and anew in a process that was forked.
 
@@ -132,9 +132,6 @@ class Recorder:
         descriptor, self._descriptor = self._descriptor, _CLOSED
         if descriptor != _CLOSED:
             os.close(descriptor)
-
-    def __del__(self) -> None:
-        self._close()
 
 
 _RECORDERS: dict[tuple[Path, int | None], Recorder] = {}

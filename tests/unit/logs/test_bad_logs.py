@@ -50,6 +50,7 @@ BAD: list[tuple[str, bytes, Fields | None, str]] = [
     ("log.txt", b"1 2\n16777216 2\n", RANK_AND_ID, r"line 2: expected a rank in"),
     ("log.txt", b"1 2 3\n2 3 50\n", RANK_AND_IDS, r"line 2: expected an id in"),
     ("log.csv", b"rank,id\n0,1\n0,1,2\n", None, r"line 3: expected 2 columns, found 3"),
+    ("log.csv", b"rank,id\n0,1\n0,,1\n", None, r"line 3: expected 2 columns, found 3"),
     ("log.csv", b"rank,id\n0,1\n,2\n", None, r"line 3: expected one integer as rank, found ''"),
     ("log.csv", b"rank,id,x\n0,1,\n,2,3\n", None, r"line 3: expected one integer as rank"),
     ("log.csv", b"rank,id,x\n0,1,\n1 2,2,3\n", None, r"line 3: expected one integer as rank, found '1 2'"),

@@ -31,6 +31,8 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 def restart() -> None:
     """As if this process had ended and another one had started."""
+    for one in recorder._RECORDERS.values():
+        one._close()
     recorder._RECORDERS.clear()
 
 
