@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
     from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
+    from resumable_data.logs import audit_ids
     from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
+    from resumable_data.shadowing import audit_shadow, shadow
     from resumable_data.tracking import DistributedSampler, TrackedLoader, track
 
 __version__ = "0.1.0"
@@ -45,8 +47,11 @@ __all__ = [
     "Update",
     "__version__",
     "audit_cursor",
+    "audit_ids",
     "audit_ledger",
+    "audit_shadow",
     "evaluation_loader",
+    "shadow",
     "track",
 ]
 
@@ -68,8 +73,11 @@ _HOMES = {
     "TrackedLoader": "tracking",
     "Update": "loader",
     "audit_cursor": "audit",
+    "audit_ids": "logs",
     "audit_ledger": "audit",
+    "audit_shadow": "shadowing",
     "evaluation_loader": "loader",
+    "shadow": "shadowing",
     "track": "tracking",
 }
 

@@ -15,6 +15,7 @@
     ├── CommitError               4  commit() without a delivered update, or never called
     ├── StaleIteratorError        4  an iterator from before a load, a remap or a newer iter()
     ├── SampleReadError           3  the dataset could not give a sample
+    ├── LogError                  3  a log of sample IDs cannot be read
     └── LedgerError               3  the ledger cannot be used
         ├── LedgerCorruptError    3  a ledger file is damaged
         └── LedgerWriteError      3  a ledger file could not be written
@@ -91,6 +92,12 @@ class StaleIteratorError(ResumableDataError, RuntimeError):
 
 class SampleReadError(ResumableDataError, RuntimeError):
     """The dataset could not give a sample."""
+
+    exit_code = 3
+
+
+class LogError(ResumableDataError):
+    """A log of sample IDs, from whatever script, cannot be read."""
 
     exit_code = 3
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-COMMANDS = ("plan", "audit", "ledger", "demo")
+COMMANDS = ("plan", "audit", "audit-ids", "ledger", "demo")
 INTERNAL_ERROR = 4
 DEBUG_VARIABLE = "RESUMABLE_DATA_DEBUG"
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        modules = {name: importlib.import_module(f"{__name__}.{name}") for name in _needed(arguments)}
+        modules = {name: importlib.import_module(f"{__name__}.{name.replace('-', '_')}") for name in _needed(arguments)}
         args = _parser(modules).parse_args(arguments)
         code: int = modules[args.command].run(args)
         sys.stdout.flush()

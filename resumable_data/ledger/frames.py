@@ -4,7 +4,7 @@
 
     byte 0   8 bytes   magic b"RDLEDGER"
          8   4 bytes   format version, little-endian
-        12   4 bytes   kind of file: 1 claim, 2 rank
+        12   4 bytes   kind of file: 1 claim, 2 rank, 101 shadow
         16             frames:
                        4 bytes  n, length of the payload, little-endian
                        n bytes  payload, one msgpack record
@@ -33,7 +33,8 @@ MAGIC = b"RDLEDGER"
 FORMAT_VERSION = 1
 CLAIM_KIND = 1
 RANK_KIND = 2
-KINDS = {CLAIM_KIND: "claim", RANK_KIND: "rank"}
+SHADOW_KIND = 101
+KINDS = {CLAIM_KIND: "claim", RANK_KIND: "rank", SHADOW_KIND: "shadow"}
 
 CLAIM_BYTES_MAX = 1 << 25  # a claim lists the files of older attempts, about 30 bytes each
 HEADER_BYTES_MAX = 1 << 12
@@ -123,7 +124,7 @@ class FrameReader:
     Args:
         file: Opened by `open_regular`; the caller closes it.
         path: For messages.
-        kind: `CLAIM_KIND` or `RANK_KIND`.
+        kind: A key of `KINDS`.
         payload_bytes_max: Largest payload allowed; may be changed between `first` and `blocks`.
         num_bytes: Read no further than this; None for all there is.
 

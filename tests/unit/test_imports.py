@@ -18,6 +18,8 @@ TORCH_FREE = [
     "resumable_data.cursor",
     "resumable_data.ledger",
     "resumable_data.audit",
+    "resumable_data.logs",
+    "resumable_data.shadowing",
     "resumable_data.cli",
     "resumable_data.rng",
 ]
