@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from resumable_data.audit.findings import Finding, Issue, finding, gather_issues
-from resumable_data.audit.rank_audit import Change, RankResult, step_stops
+from resumable_data.audit.history import NUM_UPDATES_MAX
+from resumable_data.audit.rank_audit import Change, RankResult, reached_position, step_stops
 from resumable_data.audit.report import AttemptReport, Bounds
 
 if TYPE_CHECKING:
@@ -83,8 +85,9 @@ def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> Atte
     num_steps = int(np.searchsorted(longest.stops, branch.stop_update, side="right"))
     applied = longest.applied[:num_steps]
     issues += _compare_steps(results, branch)
+    gathered = [_with_positions(one, branch) for one in gather_issues(claim.attempt, issues, branch.word)]
     peers = files.compare_peers()
-    findings = [*files.findings, *gather_issues(claim.attempt, issues, branch.word), *peers, *_check_end(branch)]
+    findings = [*files.findings, *gathered, *peers, *_check_end(branch)]
     if child is not None:
         findings += _check_applied(branch, longest, num_steps, child)
         findings += _check_counts(branch, child) if branch.counts_batches else []
@@ -93,6 +96,9 @@ def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> Atte
     report = report_attempt(
         claim,
         stop_update=claim.start.updates + num_steps if child is None else max(child.updates, claim.start.updates),
+        stop_position=branch.stop_position,
+        reached_position=max(result.reached for result in results),
+        is_newest=child is None,
         skipped=int((~applied).sum()),
         delivered=sum(result.delivered for result in results),
         discarded=files.count(rewound if child is None else rewound + beyond),
@@ -118,17 +124,22 @@ def audit_dead(attempt: Attempt, files: RankFiles, *, is_surely_dead: bool) -> A
         is_surely_dead: Whether the surviving history is known from its beginning, so that this attempt is no
             part of it.
     """
-    delivered, stops = 0, [attempt.claim.start.updates]
+    delivered, reached, stops = 0, 0, [attempt.claim.start.updates]
     for rank in range(attempt.claim.num_replicas):
         log = files.read(rank)
         if log is not None:
-            delivered += sum(int((block.count - block.padding).sum()) for block in log.deliveries())
+            for block in log.deliveries():
+                delivered += int((block.count - block.padding).sum())
+                reached = max(reached, reached_position(block))
             stops.append(attempt.claim.start.updates + step_stops(log, attempt.claim).size)
     discarded = files.count(delivered)
     report = report_attempt(
         attempt.claim,
         survives=False,
         stop_update=max(stops),
+        stop_position=attempt.claim.start.position,
+        reached_position=reached,
+        is_newest=False,
         skipped=0,
         delivered=delivered,
         discarded=discarded if is_surely_dead else Bounds(0, discarded.high),
@@ -142,6 +153,9 @@ def report_attempt(
     *,
     survives: bool = True,
     stop_update: int,
+    stop_position: int,
+    reached_position: int,
+    is_newest: bool,
     skipped: int,
     delivered: int,
     discarded: Bounds,
@@ -157,11 +171,26 @@ def report_attempt(
         survives=survives,
         first_update=claim.start.updates,
         stop_update=stop_update,
+        first_position=claim.start.position,
+        stop_position=stop_position,
+        reached_position=reached_position,
+        is_newest=is_newest,
         skipped=skipped,
         delivered=delivered,
         discarded=discarded,
         in_flight=in_flight,
     )
+
+
+def _with_positions(one: Finding, branch: Branch) -> Finding:
+    """A finding about updates, with the positions of these."""
+    if one.first_update is None or one.last_update is None:
+        return one
+    first = branch.course.first_update
+    ends = np.array([max(one.first_update, first), max(one.last_update, first)], np.int64)
+    spans = branch.course.spans(np.minimum(ends, first + NUM_UPDATES_MAX))
+    last = int(spans.start[1] + spans.num_samples[1]) - 1
+    return msgspec.structs.replace(one, first_position=int(spans.start[0]), last_position=max(last, 0))
 
 
 def _ends_early(rank: int, result: RankResult, branch: Branch) -> Issue:

@@ -141,6 +141,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         first_update: The first update concerned, None where it is not about updates; where a DataLoader's batches are
             counted, `where` says so, the first batch.
         last_update: The last one.
+        first_position: The first position of these updates.
+        last_position: The last one.
         expected: What should be there, of the first one.
         found: What is there.
         remedy: What to do.
@@ -158,6 +160,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     first_update: int | None = None
     last_update: int | None = None
+    first_position: int | None = None
+    last_position: int | None = None
 
 
 def finding(code: str, where: str, *, expected: str, found: str, attempt: int | None = None) -> Finding:

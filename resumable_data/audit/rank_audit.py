@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 4
 _PARTS_MAX = 1 << 20
+_POSITION_MAX = 1 << 61
 
 
 class Branch(msgspec.Struct, frozen=True, dict=True):
@@ -133,6 +134,7 @@ class RankResult(msgspec.Struct):
     Attributes:
         known_stop: The file tells all of its updates before this one.
         delivered: Samples handed to the training loop, repeats included.
+        reached: The position after the last row delivered; 0 where none was.
         rewound: Samples discarded by rewinds.
         beyond: Samples of updates that are not in the surviving history, rewinds apart.
         lost: Samples of the surviving history that the file should tell about and does not.
@@ -152,6 +154,7 @@ class RankResult(msgspec.Struct):
     is_missing: bool = False
     agreements: frozenset[CoverageSpan] = frozenset()
     delivered: int = 0
+    reached: int = 0
     rewound: int = 0
     beyond: int = 0
     lost: int = 0
@@ -202,6 +205,14 @@ def earliest_rewind(after: Vector, target: Vector, places: Vector) -> Vector:
     lowest = np.append(np.minimum.accumulate(target[::-1])[::-1], np.iinfo(np.int64).max)
     earliest: Vector = lowest[np.searchsorted(after, places, side="right")]
     return earliest
+
+
+def reached_position(records: Deliveries) -> int:
+    """The position after the last sample of some deliveries; 0 where there is none."""
+    rows = np.maximum(records.count - records.padding, 0)
+    held = (rows > 0) & (records.stride <= _POSITION_MAX // np.maximum(rows, 1))
+    last = records.start[held] + records.stride[held] * (rows[held] - 1)
+    return int(np.minimum(last, _POSITION_MAX).max(initial=-1)) + 1
 
 
 def audit_rank(log: RankLog | None, rank: int, branch: Branch) -> RankResult:
@@ -275,6 +286,7 @@ class _RankAudit:
         rewound: Mask = earliest_rewind <= records.update
         beyond = ~rewound & (records.update >= self._branch.stop_update)
         result.delivered += int(rows.sum())
+        result.reached = max(result.reached, reached_position(records))
         result.rewound += int(rows[rewound].sum())
         result.beyond += int(rows[beyond].sum())
         survives = ~(rewound | beyond)

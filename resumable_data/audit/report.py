@@ -50,7 +50,11 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         first_update: The update it starts at.
         stop_update: Its updates [first_update, stop_update) are in the surviving history; or were committed, where
             nothing of it survives.
-        skipped: How many of those the optimizer skipped.
+        first_position: Position at which it starts.
+        stop_position: Where its part of the surviving history ends; `first_position` where nothing of it survives.
+        reached_position: The position after the last one that it delivered.
+        is_newest: Whether it is the newest of the surviving ones.
+        skipped: How many of those updates the optimizer skipped.
         delivered: Samples handed to training loops, all ranks, repeats after rewinds included.
         replayed: Samples that the surviving history has once more because of what this attempt delivered.
         omitted: Samples that are missing from it because of what this attempt did not deliver.
@@ -66,6 +70,10 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     survives: bool
     first_update: int
     stop_update: int
+    first_position: int
+    stop_position: int
+    reached_position: int
+    is_newest: bool
     skipped: int
     delivered: int
     discarded: Bounds

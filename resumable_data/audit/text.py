@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resumable_data.audit.findings import SEVERITIES
+from resumable_data.audit.picture import draw_coverage
 
 if TYPE_CHECKING:
     from resumable_data.audit.findings import Finding
@@ -42,6 +43,9 @@ def format_report(report: AuditReport) -> str:
     lines += [f"  {name:<10} {value}" for name, value in _counts(report)]
     if report.attempts:
         lines += ["", *_table(report.attempts)]
+    picture = draw_coverage(report)
+    if picture:
+        lines += ["", *(f"  {line}" for line in picture)]
     for finding in sorted(report.findings, key=lambda f: SEVERITIES.index(f.severity)):
         lines += ["", *_finding(finding)]
     return "\n".join(lines)

@@ -56,6 +56,11 @@ PROVEN: every committed sample was delivered exactly once
   attempt  parent  ranks  microbatch  updates  delivered  replayed  omitted  discarded  in flight
         1       -      3           2      0-1         30         0        0         10          0
         2       1      2           4      2-3         26         0        0          0          6
+
+     0                                                         52
+  1 |===========================xxxxxxxxxxxx                     |
+  2 |                          ============================>>>>>>|
+     = committed, x discarded, > in flight
 """
     )
 
