@@ -19,6 +19,7 @@ TORCH_FREE = [
     "resumable_data.ledger",
     "resumable_data.audit",
     "resumable_data.logs",
+    "resumable_data.lookup",
     "resumable_data.shadowing",
     "resumable_data.cli",
     "resumable_data.rng",
