@@ -95,4 +95,4 @@ def test_killed_before_the_first_save(tmp_path: Path) -> None:
     run_ranks(launch, 2, root, None, 5, 0)
     report = audit_ledger(tmp_path / "ledger")
     assert (report.verdict, report.samples) == ("proven", LENGTH * EPOCHS), report.to_text()
-    assert [one.stop_update for one in report.attempts] == [0, 20]
+    assert [(one.survives, one.stop_update) for one in report.attempts] == [(False, 1), (True, 20)]
