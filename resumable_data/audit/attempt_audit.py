@@ -203,10 +203,9 @@ def _ends_early(rank: int, result: RankResult, branch: Branch) -> Issue:
 
 
 def _check_end(branch: Branch) -> list[Finding]:
-    over = branch.spans.num_samples == 0
-    if not over.any():
+    first = branch.totals.first_over
+    if first is None:
         return []
-    first = int(branch.updates[over][0])
     expected = f"the run of {branch.claim.epochs} epochs to end before update {first}"
     where, found = f"attempt {branch.claim.attempt}", f"updates up to {branch.stop_update - 1}"
     return [finding("RD304", where, expected=expected, found=found, attempt=branch.claim.attempt)]
@@ -233,7 +232,7 @@ def _check_counts(branch: Branch, child: Cursor) -> list[Finding]:
     start, place = branch.claim.start, branch.stop_place
     counted = {
         "samples": start.samples + branch.samples,
-        "padding": start.padding + int(branch.spans.padding.sum()),
+        "padding": start.padding + branch.padding,
     }
     # where another recipe was declared, the rest of an epoch that it has no use for was dropped at once
     was_settled = child.migrations != start.migrations and (child.epoch, child.offset) == (place.epoch + 1, 0)

@@ -115,12 +115,8 @@ def check_partition(branch: Branch) -> None:
     Raises:
         AssertionError: They are not, which is a mistake of this package.
     """
-    _, num_samples, padding = branch.spans
     num_replicas, microbatch = branch.claim.num_replicas, branch.claim.microbatch
-    num_rows = num_samples + padding
-    differs = np.flatnonzero((num_rows[1:] != num_rows[:-1]) | (padding[1:] != padding[:-1])) + 1
-    kinds = {(int(num_rows[n]), int(padding[n])) for n in [0, *differs.tolist()]} if num_rows.size else set()
-    for rows_of_one, num_padding in sorted(kinds):
+    for rows_of_one, num_padding in sorted(branch.totals.kinds):
         size = np.array([rows_of_one], np.int64)
         steps = int(num_microbatches(size, num_replicas=num_replicas, microbatch=microbatch)[0])
         rank, index = (grid.ravel() for grid in np.indices((num_replicas, steps), np.int64))

@@ -211,7 +211,7 @@ def _conclude(
         epoch=last.stop_place.epoch,
         offset=last.stop_place.offset,
         samples=samples,
-        padding=root.padding + sum(int(branch.spans.padding.sum()) for branch in branches),
+        padding=root.padding + sum(branch.padding for branch in branches),
         dropped=max(last.stop_position - samples, 0),
         is_tracked=any(branch.counts_batches for branch in branches),
         replayed=Bounds(replayed, replayed + unknown if is_complete else None),

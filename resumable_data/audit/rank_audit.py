@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from resumable_data.audit.findings import Issue
 from resumable_data.audit.rows import digests, expand, is_possible
 from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
-from resumable_data.audit.updates import Course, Shares, Spans, num_microbatches, shares
+from resumable_data.audit.updates import Course, Shares, num_microbatches, shares
 from resumable_data.cursor import CoverageSpan
 from resumable_data.ledger.records import Jump
 
@@ -31,8 +31,27 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 4
+_CHUNK_UPDATES = 1 << 17
 _PARTS_MAX = 1 << 20
 _POSITION_MAX = 1 << 61
+
+
+class Totals(NamedTuple):
+    """What some updates take together.
+
+    Attributes:
+        samples: Their samples.
+        padding: Their padding rows.
+        kinds: The (rows, padding rows among them) that occur.
+        first_over: The first of them that the run is too short for; None where there is none.
+        num_microbatches: Microbatches of each rank in each of them: (n,) int64.
+    """
+
+    samples: int
+    padding: int
+    kinds: frozenset[tuple[int, int]]
+    first_over: int | None
+    num_microbatches: Vector
 
 
 class Branch(msgspec.Struct, frozen=True, dict=True):
@@ -65,28 +84,36 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
         return "batch" if self.counts_batches else "update"
 
     @cached_property
-    def updates(self) -> Vector:
-        """The indices of its updates: (n,) int64."""
-        return np.arange(self.course.first_update, self.stop_update, dtype=np.int64)
+    def totals(self) -> Totals:
+        """What its updates take together, found in chunks: there may be millions of them."""
+        samples = padding = 0
+        kinds: set[tuple[int, int]] = set()
+        first_over, sizes = None, [np.empty(0, np.int64)]
+        for low in range(self.course.first_update, self.stop_update, _CHUNK_UPDATES):
+            updates = np.arange(low, min(low + _CHUNK_UPDATES, self.stop_update), dtype=np.int64)
+            spans = self.course.spans(updates)
+            rows = spans.num_samples + spans.padding
+            samples, padding = samples + int(spans.num_samples.sum()), padding + int(spans.padding.sum())
+            changes = (rows[1:] != rows[:-1]) | (spans.padding[1:] != spans.padding[:-1])
+            for n in (0, *(np.flatnonzero(changes) + 1).tolist()):
+                kinds.add((int(rows[n]), int(spans.padding[n])))
+            if first_over is None and not spans.num_samples.all():
+                first_over = int(updates[int(np.argmin(spans.num_samples))])
+            sizes.append(self._sizes(rows))
+        return Totals(samples, padding, frozenset(kinds), first_over, np.concatenate(sizes))
 
-    @cached_property
-    def spans(self) -> Spans:
-        """What its updates take."""
-        return self.course.spans(self.updates)
+    def _sizes(self, num_rows: Vector) -> Vector:
+        return num_microbatches(num_rows, num_replicas=self.claim.num_replicas, microbatch=self.claim.microbatch)
 
-    @cached_property
-    def num_microbatches(self) -> Vector:
-        """Microbatches of each rank in each of its updates: (n,) int64."""
-        return num_microbatches(
-            self.spans.num_samples + self.spans.padding,
-            num_replicas=self.claim.num_replicas,
-            microbatch=self.claim.microbatch,
-        )
-
-    @cached_property
+    @property
     def samples(self) -> int:
         """Samples of its updates."""
-        return int(self.spans.num_samples.sum())
+        return self.totals.samples
+
+    @property
+    def padding(self) -> int:
+        """Padding rows of its updates."""
+        return self.totals.padding
 
     @cached_property
     def stop_place(self) -> Place:
@@ -231,7 +258,7 @@ class _RankAudit:
         self._branch = branch
         self._first = branch.course.first_update
         self._result = RankResult(known_stop=self._first)
-        sizes = branch.num_microbatches
+        sizes = branch.totals.num_microbatches
         self._num_microbatches = sizes
         self._key_base = np.cumsum(sizes) - sizes  # the key of each update's first microbatch
         self._found = np.zeros(int(sizes.sum()), np.bool_)  # by key

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from resumable_data.ledger.reader import RankLog
     from resumable_data.ledger.records import Jump
 
-_CACHE_RECORDS = 1 << 19
+_CACHE_BYTES = 48 << 20
+_DELIVERY_BYTES, _COMMIT_BYTES, _LOG_BYTES = 72, 17, 2000
 
 
 class Scan(NamedTuple):
@@ -65,7 +66,7 @@ class RankFiles:
         self._findings: dict[tuple[str, str], Finding] = {}
         self._unrecorded: dict[str, int] = {}  # by file, rows that a killed process may have delivered besides
         self._cache: dict[int, RankLog] = {}
-        self._num_cached = 0
+        self._cached_bytes = 0
         self.is_whole = all(rank in self._files for rank in range(attempt.claim.num_replicas))
         for rank, path in self._files.items():
             if rank >= attempt.claim.num_replicas:
@@ -87,11 +88,9 @@ class RankFiles:
             return self._cache[rank]
         path = self._files.get(rank)
         log = None if path is None else self.read_path(path)
-        # what a file takes that says little: a few hundred bytes, as much as some records
-        size = 0 if log is None else log.num_deliveries + log.commits.update.size + 64
-        if log is not None and self._num_cached + size <= _CACHE_RECORDS:
+        if log is not None and self._cached_bytes + _size_of(log) <= _CACHE_BYTES:
             self._cache[rank] = log
-            self._num_cached += size
+            self._cached_bytes += _size_of(log)
         return log
 
     def read_path(self, path: Path) -> RankLog | None:
@@ -174,6 +173,12 @@ class RankFiles:
         where = f"attempt {self._claim.attempt}, {shown(path.name)}"
         one = finding(code, where, expected=expected, found=found, attempt=self._claim.attempt)
         self._findings[code, where] = one
+
+
+def _size_of(log: RankLog) -> int:
+    """Bytes of memory that a file takes, about."""
+    kept = log.num_deliveries if log.kept is not None else 0
+    return _LOG_BYTES + _DELIVERY_BYTES * kept + _COMMIT_BYTES * log.commits.update.size
 
 
 def _owner(run_id: str, attempt: int, rank: int, peer: int, num_replicas: int) -> str:
