@@ -144,6 +144,7 @@ class Run:
         self._peers: list[list[RankWriter]] = []
         self._folded: list[list[int]] = []
         self._ahead: dict[int, list[int]] = {}
+        self._whole: set[int] = set()
         self._covered = 0
         self._starts: dict[int, Cursor] = {}
         self._saved: dict[int, int] = {}
@@ -153,6 +154,11 @@ class Run:
     def in_flight(self) -> int:
         """Samples delivered and not committed, as recorded."""
         return sum(map(len, self._ahead.values())) - sum(map(len, self._folded))
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the update at the cursor was delivered whole, so that it may be committed."""
+        return self.cursor.updates in self._whole
 
     def checkpoint(self, *, agree: bool = True, is_complete: bool = False) -> Checkpoint:
         """Save, after the ranks agreed on the digest or not; `is_complete` puts the save into the ledger."""
@@ -182,7 +188,7 @@ class Run:
         self._covered = self.cursor.position
         if checkpoint.cursor.coverage and checkpoint.cursor.coverage[-1].stop == checkpoint.cursor.position:
             self._covered = checkpoint.cursor.position
-        self._ahead = {}
+        self._ahead, self._whole = {}, set()
         self._microbatch = microbatch
         ledger = Ledger(
             self.path,
@@ -206,7 +212,7 @@ class Run:
         self._folded = [[] for _ in range(num_replicas)]
 
     def deliver(self, *, ahead: int = 0, stop_after: int | None = None) -> bool:
-        """Deliver the update so many after the one at the cursor, or its first microbatches; False where there is none."""
+        """Deliver an update, the one at the cursor or later, or its first microbatches; False where there is none."""
         position = self.cursor.position
         for _ in range(ahead):
             before = take_update(self.cursor.recipe, position, self.epochs)
@@ -219,6 +225,8 @@ class Run:
             for rank, row in enumerate(hands):
                 place = (self.cursor.updates + ahead, position, index)
                 self._record(rank, place, row, is_last=index == len(dealt) - 1)
+        if stop_after is None or stop_after >= len(dealt):
+            self._whole.add(self.cursor.updates + ahead)
         return True
 
     def commit(self, *, applied: bool = True, ranks: int | None = None) -> None:
@@ -255,7 +263,7 @@ class Run:
     def rewind(self) -> None:
         """Begin the iteration again at the cursor."""
         self._write(lambda writer: writer.rewind(self.cursor.updates))
-        self._ahead = {}
+        self._ahead, self._whole = {}, set()
 
     def kill(self) -> None:
         """End the launch without a word; what was to be folded into a record is lost."""
