@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     Tell = Callable[[Path], object]
 
 SECRET = "the run's secret"
+PEER: dict[str, Any] = {"num_peers": 1, "peer": 1}
 FOLDED: dict[str, Any] = {"fold_rows": 64}
 ALL = (0, 1, 2)
 
@@ -132,12 +133,12 @@ def claimed(number: int, /, **changes: Any) -> Tell:
     return lambda path: edit_claim(honest_run(path), number, lambda claim: msgspec.structs.replace(claim, **changes))
 
 
-def headed(number: int, of_rank: int, /, **changes: Any) -> Tell:
+def headed(number: int, of_rank: int, of_peer: int = 0, /, **changes: Any) -> Tell:
     """The head of a rank's file names something else."""
 
     def tell(path: Path) -> None:
-        run = honest_run(path)
-        file = file_of(run, number, of_rank)
+        run = honest_run(path, num_peers=of_peer)
+        file = file_of(run, number, of_rank, of_peer)
         with open_regular(file) as opened:
             frames = FrameReader(opened, file, kind=RANK_KIND, payload_bytes_max=4096)
             header = header_decoder.decode(frames.first() or b"")
@@ -547,6 +548,12 @@ LIES = [
     Lie("head of a peer", headed(1, 1, peer=1), V, MISNAMED),
     Lie("head of another rank set", headed(1, 1, num_replicas=2), V, MISNAMED),
     Lie("head of keyed digests", headed(1, 1, key_check=5), U, "RD113 a1"),
+    Lie(
+        "peer of a rank that the attempt does not have",
+        copied("rank-00000.ledger", "rank-00003-peer-00001.ledger"),
+        V,
+        "RD110 a1",
+    ),
     Lie("rank that the attempt does not have", copied("rank-00000.ledger", "rank-00003.ledger"), V, "RD110 a1"),
     Lie("dropped rank", remove("attempt-000001/rank-00001.ledger"), U, "RD105 a1 r1 u0-3"),
     Lie("dropped rank of the newest attempt", remove("attempt-000002/rank-00000.ledger"), U, "RD105 a2 r0 u4-8"),
@@ -563,8 +570,16 @@ LIES = [
     Lie("restart from an older checkpoint", restart_from_an_older_checkpoint, P, "RD407 a1"),
     Lie("saved at a later update", edited(1, ALL, change(Saved, 0, update=9)), P, "RD407 a1"),
     # Peers and keys.
-    Lie("peer with other IDs", edited(1, (1,), change(Delivered, 1, digest=7), peer=1, num_peers=1), V, "RD210 a1"),
-    Lie("peer with other rows", edited(2, (0,), change(Delivered, 1, start=0), peer=1, num_peers=1), V, "RD210 a2"),
+    Lie("peer with other IDs", edited(1, (1,), change(Delivered, 1, digest=7), **PEER), V, "RD210 a1"),
+    Lie("peer with other rows", edited(2, (0,), change(Delivered, 1, start=0), **PEER), V, "RD210 a2"),
+    Lie(
+        "peer with other commits",
+        edited(1, ALL, change(Commit, 2, applied=False), **PEER),
+        V,
+        "RD210 a1; " * 2 + "RD210 a1",
+    ),
+    Lie("peer with padding", edited(1, (0,), change(Delivered, 1, padding=1), **PEER), V, "RD210 a1"),
+    Lie("head of another peer", headed(1, 1, 1, peer=2), V, "RD110 a1"),
     Lie("keyed, without the key", keyed, U, "RD113 a1; RD113 a2"),
     # What was declared.
     Lie("more discarded than allowed", lambda path: honest_run(path), V, "RD501", {"max_discarded": 5}),
