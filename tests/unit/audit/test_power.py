@@ -138,15 +138,18 @@ def headed(number: int, of_rank: int, of_peer: int = 0, /, **changes: Any) -> Te
 
     def tell(path: Path) -> None:
         run = honest_run(path, num_peers=of_peer)
-        file = file_of(run, number, of_rank, of_peer)
-        with open_regular(file) as opened:
-            frames = FrameReader(opened, file, kind=RANK_KIND, payload_bytes_max=4096)
-            header = header_decoder.decode(frames.first() or b"")
-            rest = [one for _, payloads in frames.blocks() for one in payloads]
-        write_frames(file, RANK_KIND, [encode_record(msgspec.structs.replace(header, **changes)), *rest])
+        edit_head(file_of(run, number, of_rank, of_peer), **changes)
         forge_measures(run.path)
 
     return tell
+
+
+def edit_head(file: Path, **changes: Any) -> None:
+    with open_regular(file) as opened:
+        frames = FrameReader(opened, file, kind=RANK_KIND, payload_bytes_max=4096)
+        header = header_decoder.decode(frames.first() or b"")
+        rest = [one for _, payloads in frames.blocks() for one in payloads]
+    write_frames(file, RANK_KIND, [encode_record(msgspec.structs.replace(header, **changes)), *rest])
 
 
 def file_of(run: Run, attempt: int, rank: int, peer: int = 0) -> Path:
@@ -292,12 +295,14 @@ def own_order(path: Path) -> None:
         edit_start(run, attempt, recipe=recipe)
 
 
-def copied(source: str, target: str) -> Tell:
-    """A file of attempt 1 is there once more."""
+def copied(rank: int, peer: int) -> Tell:
+    """The file of rank 0 of attempt 1 is there once more, as another's."""
 
     def tell(path: Path) -> None:
-        folder = honest_run(path).path / attempt_name(1)
-        shutil.copy(folder / source, folder / target)
+        run = honest_run(path)
+        file = file_of(run, 1, rank, peer)
+        shutil.copy(file_of(run, 1, 0), file)
+        edit_head(file, rank=rank, peer=peer)
 
     return tell
 
@@ -550,11 +555,11 @@ LIES = [
     Lie("head of keyed digests", headed(1, 1, key_check=5), U, "RD113 a1"),
     Lie(
         "peer of a rank that the attempt does not have",
-        copied("rank-00000.ledger", "rank-00003-peer-00001.ledger"),
+        copied(3, 1),
         V,
         "RD110 a1",
     ),
-    Lie("rank that the attempt does not have", copied("rank-00000.ledger", "rank-00003.ledger"), V, "RD110 a1"),
+    Lie("rank that the attempt does not have", copied(3, 0), V, "RD110 a1"),
     Lie("dropped rank", remove("attempt-000001/rank-00001.ledger"), U, "RD105 a1 r1 u0-3"),
     Lie("dropped rank of the newest attempt", remove("attempt-000002/rank-00000.ledger"), U, "RD105 a2 r0 u4-8"),
     Lie("file cut at a frame", edited(1, (2,), lambda r: r[:5]), U, "RD106 a1 r2 u1-3"),
