@@ -224,7 +224,8 @@ def _check_applied(branch: Branch, longest: RankResult, num_steps: int, child: C
         return []
     where = f"start cursor of the attempt after {branch.claim.attempt}"
     text = f"{{}} applied and {{}} skipped updates, up to {branch.word} {{}}"
-    return [finding("RD401", where, expected=text.format(*expected) + ", as recorded", found=text.format(*found))]
+    expected_text = text.format(*expected) + ", as recorded"
+    return [finding("RD401", where, expected=expected_text, found=text.format(*found), attempt=branch.claim.attempt)]
 
 
 def _check_counts(branch: Branch, child: Cursor) -> list[Finding]:
@@ -244,7 +245,7 @@ def _check_counts(branch: Branch, child: Cursor) -> list[Finding]:
         return []
     where = f"start cursor of the attempt after {branch.claim.attempt}"
     expected = f"the place and counts that {branch.stop_update - branch.course.first_update} batches lead to"
-    return [finding("RD401", where, expected=expected, found=", ".join(wrong))]
+    return [finding("RD401", where, expected=expected, found=", ".join(wrong), attempt=branch.claim.attempt)]
 
 
 def _check_saved(branch: Branch, saved: int) -> list[Finding]:

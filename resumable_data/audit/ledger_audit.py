@@ -161,7 +161,8 @@ def _check_cursors(
     first = root.taken_over.updates if root.taken_over else 0
     expected = f"deliveries from update {first} on, or a digest of all positions from there to update {root.updates}"
     found = f"deliveries from update {root.updates} on"
-    findings.append(finding("RD109", f"attempt {history.chain[0]}", expected=expected, found=found))
+    number = history.chain[0]
+    findings.append(finding("RD109", f"attempt {number}", expected=expected, found=found, attempt=number))
     return False
 
 

@@ -13,6 +13,7 @@ from resumable_data.audit.findings import Finding, finding
 from resumable_data.audit.rank_audit import RankResult, audit_rank, step_stops, surviving_jumps
 from resumable_data.audit.report import Bounds
 from resumable_data.errors import UsageError
+from resumable_data.ledger.columns import COLUMNS
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.layout import rank_and_peer
 from resumable_data.ledger.reader import read_rank
@@ -68,7 +69,8 @@ class RankFiles:
         self._cache: dict[int, RankLog] = {}
         self._cached_bytes = 0
         self.is_whole = all(rank in self._files for rank in range(attempt.claim.num_replicas))
-        for rank, path in self._files.items():
+        for path in (*self._files.values(), *attempt.files.peers):
+            rank = (rank_and_peer(path.name) or (0, 0))[0]
             if rank >= attempt.claim.num_replicas:
                 self._report("RD110", path, f"ranks below {attempt.claim.num_replicas}", f"a file of rank {rank}")
 
@@ -147,10 +149,10 @@ class RankFiles:
         for path in self._attempt.files.peers:
             rank, peer = rank_and_peer(path.name) or (0, 0)
             own, other = self.read(rank), self.read_path(path)
-            difference = _first_difference(own, other) if own and other else ""
+            difference = (_first_difference(own, other) or _other_commit(own, other)) if own and other else ""
             if difference:
                 where = f"attempt {self._claim.attempt}, rank {rank}, peer {peer}"
-                expected = "the deliveries of the rank's own file"
+                expected = "the deliveries and commits of the rank's own file"
                 wrong.append(finding("RD210", where, expected=expected, found=difference, attempt=self._claim.attempt))
         return wrong
 
@@ -190,8 +192,9 @@ def _first_difference(own: RankLog, other: RankLog) -> str:
     ours, theirs = own.all_deliveries(), other.all_deliveries()
     size = min(len(ours), len(theirs))
     ours, theirs = ours.take(slice(size)), theirs.take(slice(size))
-    differs = (ours.update != theirs.update) | (ours.index != theirs.index) | (ours.start != theirs.start)
-    differs |= (ours.count != theirs.count) | (ours.digest != theirs.digest)
+    differs = ours.digest != theirs.digest
+    for name in COLUMNS:
+        differs |= getattr(ours, name) != getattr(theirs, name)
     if not differs.any():
         return ""
     first = int(np.argmax(differs))
@@ -200,6 +203,20 @@ def _first_difference(own: RankLog, other: RankLog) -> str:
         f"{int(theirs.update[first])}, digest {int(theirs.digest[first]):016x}, in place of {int(ours.count[first])} "
         f"from {int(ours.start[first])}, digest {int(ours.digest[first]):016x}"
     )
+
+
+def _other_commit(own: RankLog, other: RankLog) -> str:
+    """The first commit that differs, likewise."""
+    ours, theirs = own.commits, other.commits
+    size = min(ours.update.size, theirs.update.size)
+    differs = (ours.update[:size] != theirs.update[:size]) | (ours.applied[:size] != theirs.applied[:size])
+    if not differs.any():
+        return ""
+    first = int(np.argmax(differs))
+    words = [
+        f"update {int(one.update[first])} {'applied' if one.applied[first] else 'skipped'}" for one in (theirs, ours)
+    ]
+    return f"{words[0]}, in place of {words[1]}"
 
 
 class _FileNotes(NamedTuple):

@@ -185,6 +185,10 @@ def _check_batch_successor(before: Cursor, after: Cursor, where: str) -> list[Fi
         return [finding("RD401", where, expected=expected, found=f"{after.batches} batches")]
     recipe = before.recipe
     for migration in after.migrations[len(before.migrations) :]:
+        undone = _unlike(recipe, migration.changes)
+        if undone:
+            expected = f"changes of the recipe that held before update {migration.update}"
+            return [finding("RD402", where, expected=expected, found=undone)]
         recipe = _changed(recipe, migration.changes)
     return [msgspec.structs.replace(one, where=where) for one in _undeclared(recipe, after.recipe)]
 
@@ -211,6 +215,10 @@ def _replay_migrations(replay: Replay, cursor: Cursor, migrations: Sequence[Migr
         if not replay.update <= migration.update <= cursor.updates:
             expected = f"a migration before update {replay.update} to {cursor.updates}"
             return [finding("RD404", "cursor", expected=expected, found=f"one before update {migration.update}")]
+        undone = _unlike(replay.recipe, migration.changes)
+        if undone:
+            expected = f"changes of the recipe that held before update {migration.update}"
+            return [finding("RD402", "cursor", expected=expected, found=undone)]
         replay.advance(migration.update, position=migration.position)
         replay.migrate(_changed(replay.recipe, migration.changes))
     replay.advance(cursor.updates, position=cursor.position)
@@ -223,6 +231,13 @@ def _undeclared(declared: Recipe, found: Recipe) -> list[Finding]:
         return []
     fields = ", ".join(f"{change.field} {change.saved!r} to {change.now!r}" for change in changes)
     return [finding("RD402", "cursor", expected="a declared migration for each change", found=fields)]
+
+
+def _unlike(recipe: Recipe, changes: Sequence[RecipeChange]) -> str:
+    """Which of the values that changes say they replace are not those of the recipe; empty where all are."""
+    held = recipe.fields()
+    wrong = [one for one in changes if one.field in held and held[one.field] != one.saved]
+    return ", ".join(f"{one.field} {one.saved!r} to {one.now!r}, where it was {held[one.field]!r}" for one in wrong)
 
 
 def _changed(recipe: Recipe, changes: Sequence[RecipeChange], *, backwards: bool = False) -> Recipe:

@@ -1,7 +1,17 @@
 """What was really delivered: append-only files, one per attempt and data-parallel rank."""
 
-from resumable_data.ledger.attempts import ID_MODES, ON_ERROR_CHOICES, Ledger
-from resumable_data.ledger.records import Claim, Commit, Delivered, End, Mesh, RankHeader, Rewind, digest_ids
+from resumable_data.ledger.attempts import ON_ERROR_CHOICES, Ledger
+from resumable_data.ledger.records import (
+    ID_MODES,
+    Claim,
+    Commit,
+    Delivered,
+    End,
+    Mesh,
+    RankHeader,
+    Rewind,
+    digest_ids,
+)
 from resumable_data.ledger.writer import RankWriter
 
 __all__ = [

@@ -29,6 +29,7 @@ from resumable_data.ledger.layout import (
 )
 from resumable_data.ledger.reader import read_claim
 from resumable_data.ledger.records import (
+    ID_MODES,
     Claim,
     Mesh,
     OlderFile,
@@ -43,7 +44,6 @@ from resumable_data.ledger.writer import RankWriter, sync_directory, write_all
 if TYPE_CHECKING:
     from resumable_data.cursor import Cursor
 
-ID_MODES = ("digest", "full")
 ON_ERROR_CHOICES = ("unproven", "raise")
 
 FOLD_ROWS_MAX = 1 << 20

@@ -150,6 +150,7 @@ class FrameReader:
         self._left = num_bytes
         self._rest = b""
         self._chain = 0
+        self._damage: LedgerCorruptError | None = None  # after the payloads that were taken last
         self._has_head = self._read_head(kind)
 
     def first(self) -> bytes | None:
@@ -158,18 +159,26 @@ class FrameReader:
             payloads = self._take(at_most=1)
             if payloads:
                 return payloads[0]
+            if self._damage is not None:
+                raise self._damage
             if not self._fill():
                 break
         self._finish()
         return None
 
     def blocks(self) -> Iterator[tuple[int, list[bytes]]]:
-        """The remaining payloads: (byte offset of the first frame, payloads in order), in batches."""
+        """The remaining payloads: (byte offset of the first frame, payloads in order), in batches.
+
+        Raises:
+            LedgerCorruptError: The file is damaged; all before the damage was yielded.
+        """
         while self._has_head:
             offset = self.offset
             payloads = self._take()
             if payloads:
                 yield offset, payloads
+            if self._damage is not None:
+                raise self._damage
             if not self._fill():
                 break
         self._finish()
@@ -230,18 +239,20 @@ class FrameReader:
             found, length = checksum_and_length_at(padded, stop)
             if chain != found:
                 text = f"{found:016x}: this frame or one before it was changed"
-                raise self.corrupt(self.offset + used, f"a frame with checksum {chain:016x}", text)
+                self._damage = self.corrupt(self.offset + used, f"a frame with checksum {chain:016x}", text)
+                break
             payloads.append(payload)
             used = stop + 8
         self._chain = chain
         self._rest = buffer[used:]
         self.offset += used
-        if len(payloads) != at_most:  # else what follows may be longer: the first payload says how long it may be
+        # after the first payload what follows may be longer: it says how long
+        if self._damage is None and len(payloads) != at_most:
             self._check_length()
         return payloads
 
     def _check_length(self) -> None:
-        """Refuse a length that no frame has; where only zeros follow, read to the end and call them torn."""
+        """Find a length that no frame has; where only zeros follow, read to the end and call them torn."""
         if len(self._rest) < 4:
             return
         (length,) = _LENGTH.unpack_from(self._rest)
@@ -252,7 +263,7 @@ class FrameReader:
             self._rest = b""
             if not self._fill():
                 return
-        raise self.corrupt(
+        self._damage = self.corrupt(
             self.offset,
             f"a frame of 1 to {self.payload_bytes_max} bytes",
             f"a length of {length}, or bytes after zeros",

@@ -34,6 +34,8 @@ from resumable_data.ledger.frames import (
 )
 from resumable_data.ledger.frequent import Agains, read_frequent
 from resumable_data.ledger.records import (
+    ID_MODES,
+    ID_WIDTHS,
     Again,
     Agreed,
     Claim,
@@ -208,6 +210,9 @@ def _open(frames: FrameReader) -> tuple[RankHeader | None, Iterator[_Block]]:
     if payload is None:
         return None, iter(())
     header = _decode(header_decoder, payload, frames, offset)
+    if header.id_bytes not in ID_WIDTHS or header.ids not in ID_MODES:
+        expected = f"a header with IDs as one of {ID_MODES}, in one of {ID_WIDTHS} bytes"
+        raise frames.corrupt(offset, expected, f"{shown(header.ids)!r}, {header.id_bytes} bytes")
     frames.payload_bytes_max = header.payload_bytes_max
     return header, _blocks(frames, header.id_bytes if header.ids == "full" else 0)
 

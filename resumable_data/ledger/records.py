@@ -25,6 +25,9 @@ Rows = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Digest = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 
+ID_MODES = ("digest", "full")
+ID_WIDTHS = (1, 2, 4, 8)
+
 
 class OlderFile(msgspec.Struct, frozen=True, array_like=True):
     """How far a file of an older attempt went when a newer attempt was claimed.
@@ -256,4 +259,4 @@ def key_check(key: int) -> int:
 
 def id_bytes(length: int) -> int:
     """Bytes that hold every ID of an order of `length` samples, a power of two."""
-    return next(width for width in (1, 2, 4, 8) if length <= 1 << 8 * width - (width == 8))
+    return next(width for width in ID_WIDTHS if length <= 1 << 8 * width - (width == 8))

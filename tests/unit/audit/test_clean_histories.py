@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import TYPE_CHECKING
 
@@ -21,43 +22,83 @@ if TYPE_CHECKING:
     from resumable_data.audit import AuditReport
 
 
+SECRET = "a secret of the run"
+
+
 def make_recipe(length: int, batch: int, tail: str, seed: int | None = 3) -> Recipe:
     order = Sequential(length) if seed is None else Shuffle(length, seed=seed)
     return Recipe(order=order.describe(), global_batch=batch, tail=tail)
 
 
 def assert_clean(run: Run, report: AuditReport) -> None:
-    assert report.findings == ()
+    """Nothing is found but notes, nothing is replayed or omitted, and all counts are the simulator's."""
+    assert sorted((finding.code, finding.attempt) for finding in report.findings) == run.expected_notes()
     assert report.verdict == "proven"
     assert (report.replayed.low, report.replayed.high) == (0, 0)
     assert (report.omitted.low, report.omitted.high) == (0, 0)
     assert set(run.trained.values()) <= {1}
     assert report.samples == run.trained.total()
+    assert_counts(run, report)
+
+
+def assert_counts(run: Run, report: AuditReport) -> None:
+    """Delivered, discarded, in flight, and where the history ends."""
     assert report.in_flight == run.in_flight
-    assert report.discarded.low == run.delivered.total() - run.trained.total() - run.in_flight
+    discarded = run.delivered.total() - run.recorded.total() - run.in_flight
+    assert report.discarded.low == discarded
+    assert report.discarded.high is None or report.discarded.high >= discarded + sum(run.unrecorded)
     assert (report.updates, report.skipped) == (run.cursor.updates, run.cursor.skipped)
     assert (report.position, report.padding) == (run.cursor.position, run.cursor.padding)
     assert report.dropped == run.cursor.dropped
-    assert sum(attempt.delivered for attempt in report.attempts) == run.delivered.total()
+    assert {one.attempt: one.delivered for one in report.attempts if one.delivered} == +run.delivered_in
 
 
 def live_through(run: Run, rng: random.Random) -> None:
-    """One launch after another, each with its own ranks and its own end."""
+    """One launch after another, each with its own ranks, options and end; now and then two at once."""
     saved: list[Checkpoint] = []
     for _ in range(rng.randint(1, 4)):
         start = rng.choice([*saved, saved[-1]]) if saved and rng.random() < 0.9 else None
         recipe = None
         if start and rng.random() < 0.3:
             recipe = make_recipe(run.recipe.length, rng.randint(1, run.recipe.length), rng.choice(TAILS))
+        choose_options(run, rng)
         run.launch(start, num_replicas=rng.randint(1, 6), microbatch=rng.randint(1, 5), recipe=recipe)
         if start is None:
             saved.clear()
-        try:
-            live_one_launch(run, rng, saved)
-            run.close()
-        except Killed:
-            run.kill()
+        if rng.random() < 0.1:
+            live_two_at_once(run, rng, saved)
+        else:
+            live_to_the_end(run, rng, saved)
+
+
+def live_two_at_once(run: Run, rng: random.Random, saved: list[Checkpoint]) -> None:
+    """A job that was given up wakes up after its successor was launched, and goes on for a while."""
+    try:
+        live_one_launch(run, rng, saved)
+    except Killed:
+        run.kill()
         run.kill_at = None
+        return
+    saved.append(run.checkpoint(agree=rng.random() < 0.5))
+    older = copy.copy(run)
+    run.launch(rng.choice(saved), num_replicas=rng.randint(1, 3), microbatch=2)
+    live_to_the_end(older, rng, [])
+    live_to_the_end(run, rng, saved)
+
+
+def choose_options(run: Run, rng: random.Random) -> None:
+    run.ids, run.key = rng.choice([("digest", ""), ("digest", SECRET), ("full", "")])
+    run.fold_rows = rng.choice([0, 0, 1, 3, 8, 64])
+    run.num_peers = rng.choice([0, 0, 0, 1, 2])
+
+
+def live_to_the_end(run: Run, rng: random.Random, saved: list[Checkpoint]) -> None:
+    try:
+        live_one_launch(run, rng, saved)
+        run.close()
+    except Killed:
+        run.kill()
+    run.kill_at = None
 
 
 def live_one_launch(run: Run, rng: random.Random, saved: list[Checkpoint]) -> None:
@@ -67,24 +108,33 @@ def live_one_launch(run: Run, rng: random.Random, saved: list[Checkpoint]) -> No
             run.rewind()
         if rng.random() < 0.1:
             run.kill_at = rng.randint(0, 12)
-        if not run.deliver():
-            return
+        num_ahead = rng.choice([0, 0, 1, 2])
+        for ahead in range(num_ahead + 1):
+            run.deliver(ahead=ahead)
         run.kill_at = None
-        if rng.random() < 0.1 and run.claim.num_replicas > 1:
-            run.commit(ranks=rng.randint(1, run.claim.num_replicas - 1))
-        run.commit(applied=rng.random() < 0.9)
-        if rng.random() < 0.5:
-            saved.append(run.checkpoint(agree=rng.random() < 0.7))
+        for _ in range(rng.randint(1, num_ahead + 1)):
+            if not run.is_delivered:
+                return
+            if rng.random() < 0.1 and run.claim.num_replicas > 1:
+                run.commit(ranks=rng.randint(1, run.claim.num_replicas - 1))
+            run.commit(applied=rng.random() < 0.9)
+            if rng.random() < 0.5:
+                saved.append(run.checkpoint(agree=rng.random() < 0.7, is_complete=rng.random() < 0.5))
+        if run.in_flight:
+            run.rewind()
 
 
-@settings(max_examples=100)
-@given(
-    rng=st.randoms(use_true_random=False),
-    length=st.integers(1, 40),
-    batch=st.integers(1, 30),
-    tail=st.sampled_from(TAILS),
-    epochs=st.none() | st.integers(1, 3),
-)
+HISTORIES = {
+    "rng": st.randoms(use_true_random=False),
+    "length": st.integers(1, 40),
+    "batch": st.integers(1, 30),
+    "tail": st.sampled_from(TAILS),
+    "epochs": st.none() | st.integers(1, 3),
+}
+
+
+@settings(max_examples=200)
+@given(**HISTORIES)
 def test_no_history_of_restarts_leads_to_a_finding(
     tmp_path_factory: pytest.TempPathFactory,
     rng: random.Random,
@@ -94,10 +144,29 @@ def test_no_history_of_restarts_leads_to_a_finding(
     epochs: int | None,
 ) -> None:
     """Kills, rewinds, skips, old checkpoints, new rank sets and declared migrations are all proven."""
+    check_history(tmp_path_factory.mktemp("run"), rng, length, batch, tail, epochs)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(**HISTORIES)
+def test_no_history_among_a_thousand_leads_to_a_finding(
+    tmp_path_factory: pytest.TempPathFactory,
+    rng: random.Random,
+    length: int,
+    batch: int,
+    tail: str,
+    epochs: int | None,
+) -> None:
+    """The same, a thousand times."""
+    check_history(tmp_path_factory.mktemp("run"), rng, length, batch, tail, epochs)
+
+
+def check_history(path: Path, rng: random.Random, length: int, batch: int, tail: str, epochs: int | None) -> None:
     batch = min(batch, length) if tail == "drop" else batch
-    run = Run(tmp_path_factory.mktemp("run") / "ledger", make_recipe(length, batch, tail), epochs)
+    run = Run(path / "ledger", make_recipe(length, batch, tail), epochs)
     live_through(run, rng)
-    assert_clean(run, audit_ledger(run.path))
+    assert_clean(run, audit_ledger(run.path, key=SECRET))
     cursor = run.checkpoint().cursor
     report = audit_cursor(cursor)
     assert {finding.code for finding in report.findings} <= {"RD405"}

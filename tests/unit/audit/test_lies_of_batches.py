@@ -12,7 +12,7 @@ from resumable_data.audit import audit_ledger
 from resumable_data.errors import LedgerCorruptError
 from resumable_data.ledger import Claim, Commit, Delivered
 from resumable_data.ledger.records import Jump
-from tests.unit.audit.test_lies import codes, edit_claim, edit_rank
+from tests.unit.audit.test_lies import change, codes, edit_claim, edit_rank
 from tests.unit.tracking.loops import Setup, next_of_all
 
 if TYPE_CHECKING:
@@ -56,20 +56,6 @@ def test_the_honest_run_is_proven(tmp_path: Path) -> None:
     assert (report.verdict, codes(report)) == ("proven", []), report.to_text()
     assert [(one.first_update, one.stop_update) for one in report.attempts] == [(0, 2), (2, 6)]
     assert (report.updates, report.dropped, report.padding, report.samples) == (6, 22, 1, 47)
-
-
-def change(record_type: type, index: int, **values: object) -> Callable[[list[RankRecord]], list[RankRecord]]:
-    """Change the record of a type with this number; a field that is None takes the record out."""
-
-    def edit(records: list[RankRecord]) -> list[RankRecord]:
-        places = [n for n, record in enumerate(records) if isinstance(record, record_type)]
-        place = places[index]
-        if not values:
-            return records[:place] + records[place + 1 :]
-        changed = msgspec.structs.replace(records[place], **values)
-        return [*records[:place], changed, *records[place + 1 :]]
-
-    return edit
 
 
 @pytest.mark.parametrize(

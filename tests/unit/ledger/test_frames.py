@@ -111,6 +111,21 @@ def test_every_flipped_bit_is_located(tmp_path: Path) -> None:
         assert int(str(caught.value).split("byte ")[1].split(":")[0]) <= bit // 8
 
 
+@pytest.mark.parametrize("place", [2, 20, -3], ids=["length", "payload", "checksum"])
+def test_all_before_damage_is_read(tmp_path: Path, place: int) -> None:
+    """Damage is reported after the frames before it, which --salvage reads, however small the file is."""
+    path = tmp_path / "file"
+    start, stop = (len(file_of(PAYLOADS[:n])) for n in (1, 2))
+    data = bytearray(file_of(PAYLOADS))
+    data[start + place if place > 0 else stop + place] ^= 0x40
+    path.write_bytes(data)
+    with open_regular(path) as file:
+        blocks = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=100).blocks()
+        assert next(blocks) == (16, PAYLOADS[:1])
+        with pytest.raises(LedgerCorruptError, match=f"byte {start}"):
+            next(blocks)
+
+
 @pytest.mark.parametrize("change", ["swap", "drop", "repeat"])
 def test_order_of_frames_is_part_of_the_chain(tmp_path: Path, change: str) -> None:
     """Frames that are each whole, but exchanged, left out or repeated, are damage."""
