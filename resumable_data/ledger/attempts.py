@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ class Ledger:
             run_id, 0, start, num_replicas, microbatch, epochs, _package_version(), mesh or _one_axis(num_replicas)
         )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._make_root()
             number = self._newest()[0] + 1
             while not self._try_claim(self._with_older(claim, number)):
                 number += 1
@@ -220,6 +221,19 @@ class Ledger:
         """
         return self._newest_claim()[1]
 
+    def _make_root(self) -> None:
+        """Make the ledger's directory, so that a loss of power does not take it away again with all that is in it.
+
+        Where it is there already its name is synced all the same: the launch that made it may have been killed first.
+        """
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            sync_directory(path.parent)
+        if not missing:
+            with suppress(PermissionError):  # no launch of this user made anything where it may not read
+                sync_directory(self.path.parent)
+
     def _directory(self, attempt: int) -> Path:
         return self.path / attempt_name(attempt)
 
@@ -266,7 +280,8 @@ class Ledger:
         finally:
             os.close(descriptor)
             os.unlink(unfinished)
-        sync_directory(directory)
+        for path in (directory, self.path):
+            sync_directory(path)
         return True
 
     def _fail(self, error: Exception) -> None:
