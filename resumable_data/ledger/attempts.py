@@ -131,7 +131,7 @@ class Ledger:
             run_id, 0, start, num_replicas, microbatch, epochs, _package_version(), mesh or _one_axis(num_replicas)
         )
         try:
-            self._make_root()
+            _make_directory(self.path)
             number = self._newest()[0] + 1
             while not self._try_claim(self._with_older(claim, number)):
                 number += 1
@@ -221,19 +221,6 @@ class Ledger:
         """
         return self._newest_claim()[1]
 
-    def _make_root(self) -> None:
-        """Make the ledger's directory, so that a loss of power does not take it away again with all that is in it.
-
-        Where it is there already its name is synced all the same: the launch that made it may have been killed first.
-        """
-        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        self.path.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            sync_directory(path.parent)
-        if not missing:
-            with suppress(PermissionError):  # no launch of this user made anything where it may not read
-                sync_directory(self.path.parent)
-
     def _directory(self, attempt: int) -> Path:
         return self.path / attempt_name(attempt)
 
@@ -293,6 +280,23 @@ class Ledger:
         if self.on_error == "raise":
             raise LedgerWriteError(message) from error
         _logger.error("%s Training goes on.", message)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, the name of each on the disk before there is anything inside.
+
+    Raises:
+        OSError: One cannot be made.
+    """
+    if path.exists():
+        # Whoever made it may have been killed before its name was on the disk. Most often it is, and its parent is
+        # somebody else's, perhaps not to be read: not worth a run without a ledger.
+        with suppress(OSError):
+            sync_directory(path.parent)
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
 
 
 def require_fold_rows(value: int) -> int:
