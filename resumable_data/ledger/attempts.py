@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ class Ledger:
             run_id, 0, start, num_replicas, microbatch, epochs, _package_version(), mesh or _one_axis(num_replicas)
         )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            _make_directory(self.path)
             number = self._newest()[0] + 1
             while not self._try_claim(self._with_older(claim, number)):
                 number += 1
@@ -266,7 +267,8 @@ class Ledger:
         finally:
             os.close(descriptor)
             os.unlink(unfinished)
-        sync_directory(directory)
+        for path in (directory, self.path):
+            sync_directory(path)
         return True
 
     def _fail(self, error: Exception) -> None:
@@ -278,6 +280,23 @@ class Ledger:
         if self.on_error == "raise":
             raise LedgerWriteError(message) from error
         _logger.error("%s Training goes on.", message)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, the name of each on the disk before there is anything inside.
+
+    Raises:
+        OSError: One cannot be made.
+    """
+    if path.exists():
+        # Whoever made it may have been killed before its name was on the disk. Most often it is, and its parent is
+        # somebody else's, perhaps not to be read: not worth a run without a ledger.
+        with suppress(OSError):
+            sync_directory(path.parent)
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
 
 
 def require_fold_rows(value: int) -> int:

@@ -46,6 +46,7 @@ _CHECKSUM = struct.Struct("<Q")
 _BORDER = struct.Struct("<QI")
 _BLOCK_BYTES = 1 << 20
 _SEARCHED_BYTES_MAX = 4096
+_SECTOR_BYTES = 512  # a disk writes whole ones
 
 HEAD_BYTES = _HEAD.size
 pack_length = _LENGTH.pack
@@ -118,8 +119,9 @@ def not_regular(path: Path, found: str) -> LedgerCorruptError:
 class FrameReader:
     """Reads the frames of one file, in blocks, with bounded memory.
 
-    What a kill leaves, a file that ends in the middle of its last frame or in zeros, is a torn tail: it is
-    dropped and counted. Any other damage is an error.
+    What a kill or a loss of power leaves is a torn tail: a file that ends in the middle of its last frame, or in zeros
+    from the end of a frame or the border of a sector on. It is dropped and counted. Any other damage is an error, which
+    comes after what is good before it.
 
     Args:
         file: Opened by `open_regular`; the caller closes it.
@@ -150,7 +152,7 @@ class FrameReader:
         self._left = num_bytes
         self._rest = b""
         self._chain = 0
-        self._damage: LedgerCorruptError | None = None  # after the payloads that were taken last
+        self._damage: LedgerCorruptError | None = None
         self._has_head = self._read_head(kind)
 
     def first(self) -> bytes | None:
@@ -159,9 +161,7 @@ class FrameReader:
             payloads = self._take(at_most=1)
             if payloads:
                 return payloads[0]
-            if self._damage is not None:
-                raise self._damage
-            if not self._fill():
+            if self._damage or not self._fill():
                 break
         self._finish()
         return None
@@ -177,9 +177,7 @@ class FrameReader:
             payloads = self._take()
             if payloads:
                 yield offset, payloads
-            if self._damage is not None:
-                raise self._damage
-            if not self._fill():
+            if self._damage or not self._fill():
                 break
         self._finish()
 
@@ -195,10 +193,13 @@ class FrameReader:
         while len(self._rest) < HEAD_BYTES and self._fill():
             pass
         head = self._rest[:HEAD_BYTES]
-        if len(head) < HEAD_BYTES and (expected.startswith(head) or not any(head)):
+        if not any(head) and self._drop_zeros():
+            return False
+        if len(head) < HEAD_BYTES and expected.startswith(head):
             return False
         if head != expected:
-            raise self._bad_head(head, kind)
+            self._damage = self._bad_head(head, kind)
+            return False
         self._rest = self._rest[HEAD_BYTES:]
         self.offset = HEAD_BYTES
         self._chain = chain_checksum(head)
@@ -228,26 +229,26 @@ class FrameReader:
         buffer, longest, size = self._rest, self.payload_bytes_max, len(self._rest)
         # One call for a frame's checksum and the next one's length; zeros stand in for the length after the last frame.
         checksum_and_length_at, checksum_of, padded = _BORDER.unpack_from, chain_checksum, buffer + b"\0\0\0\0"
-        used, chain = 0, self._chain
+        used, chain, broken = 0, self._chain, None
         length = _LENGTH.unpack_from(padded)[0] if size else 0
         while 0 < length <= longest and len(payloads) != at_most:
             stop = used + 4 + length
             if stop + 8 > size:
                 break
             payload = buffer[used + 4 : stop]
-            chain = checksum_of(payload, chain)
+            checksum = checksum_of(payload, chain)
             found, length = checksum_and_length_at(padded, stop)
-            if chain != found:
-                text = f"{found:016x}: this frame or one before it was changed"
-                self._damage = self.corrupt(self.offset + used, f"a frame with checksum {chain:016x}", text)
+            if checksum != found:
+                broken = (stop + 8 - used, checksum, found)
                 break
             payloads.append(payload)
-            used = stop + 8
+            used, chain = stop + 8, checksum
         self._chain = chain
         self._rest = buffer[used:]
         self.offset += used
-        # after the first payload what follows may be longer: it says how long
-        if self._damage is None and len(payloads) != at_most:
+        if broken:
+            self._check_tear(*broken)
+        elif len(payloads) != at_most:  # else what follows may be longer: the first payload says how long it may be
             self._check_length()
         return payloads
 
@@ -256,21 +257,36 @@ class FrameReader:
         if len(self._rest) < 4:
             return
         (length,) = _LENGTH.unpack_from(self._rest)
-        if 0 < length <= self.payload_bytes_max:
-            return
-        while not any(self._rest):
+        if not 0 < length <= self.payload_bytes_max and not self._drop_zeros():
+            expected = f"a frame of 1 to {self.payload_bytes_max} bytes"
+            self._damage = self.corrupt(self.offset, expected, f"a length of {length}, or bytes after zeros")
+
+    def _check_tear(self, size: int, expected: int, found: int) -> None:
+        """Refuse a frame of `size` bytes with another checksum, unless only its first sectors were written."""
+        num_written = len(self._rest.rstrip(b"\0"))
+        border = -(-(self.offset + num_written) // _SECTOR_BYTES) * _SECTOR_BYTES
+        if border >= self.offset + size or not self._drop_zeros(num_written):
+            text = f"{found:016x}: this frame or one before it was changed"
+            self._damage = self.corrupt(self.offset, f"a frame with checksum {expected:016x}", text)
+
+    def _drop_zeros(self, start: int = 0) -> bool:
+        """Whether there are only zeros from byte `start` of what was read on; they, and what is before, are torn."""
+        while not any(self._rest[start:]):
             self.torn_bytes += len(self._rest)
-            self._rest = b""
+            self._rest, start = b"", 0
             if not self._fill():
-                return
-        self._damage = self.corrupt(
-            self.offset,
-            f"a frame of 1 to {self.payload_bytes_max} bytes",
-            f"a length of {length}, or bytes after zeros",
-        )
+                return True
+        self.torn_bytes = 0
+        return False
 
     def _finish(self) -> None:
-        """What is left at the end of the file is a torn tail, unless it holds a whole frame with a changed length."""
+        """What is left at the end of the file is a torn tail, unless it holds a whole frame with a changed length.
+
+        Raises:
+            LedgerCorruptError: It does, or damage was found before.
+        """
+        if self._damage:
+            raise self._damage
         rest = self._rest
         if self._has_head and len(rest) > FRAME_OVERHEAD_BYTES:
             first = 5 if len(rest) <= _SEARCHED_BYTES_MAX else len(rest) - 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -245,10 +246,14 @@ class RankWriter:
             return
         self._append(End())
         self.sync()
-        self._release()
+        try:
+            self._release()
+        except OSError as error:
+            self._fail(error)
 
     def __del__(self) -> None:
-        self._release()
+        with suppress(OSError):
+            self._release()
 
     def _unfold(self) -> None:
         fold, self._fold = self._fold, None
@@ -308,7 +313,8 @@ class RankWriter:
 
     def _fail(self, error: Exception) -> None:
         self.broken = True
-        self._release()
+        with suppress(OSError):  # one error is told, the first
+            self._release()
         message = (
             f"the ledger file {shown(self._path)} could not be written: {error}. What this rank delivers "
             "from here on is not recorded, so the audit will say 'unproven'. Make room or "

@@ -90,6 +90,49 @@ def test_zeros_at_the_end_are_torn(tmp_path: Path, num_zeros: int) -> None:
     assert read(path) == (PAYLOADS, num_zeros)
 
 
+@pytest.mark.parametrize("written", [512, 1024])
+@pytest.mark.parametrize("num_zeros", [0, 5, 5000])
+def test_a_frame_of_which_only_the_first_sectors_were_written_is_torn(
+    tmp_path: Path, written: int, num_zeros: int
+) -> None:
+    """A disk that lost its power wrote whole sectors; where the file's size was written first, the rest is zeros."""
+    path = tmp_path / "file"
+    whole = file_of([*PAYLOADS, b"x" * 1500])
+    path.write_bytes(whole[:written] + bytes(len(whole) - written + num_zeros))
+    good = len(file_of(PAYLOADS))
+    assert read(path, 2000) == (PAYLOADS, len(whole) - good + num_zeros)
+    for changed in (whole[: written - 1] + bytes(len(whole) - written + 1 + num_zeros) + b"x", whole[:-8] + bytes(8)):
+        path.write_bytes(changed)
+        with pytest.raises(LedgerCorruptError, match=f"byte {good}: expected a frame with checksum"):
+            read(path, 2000)
+
+
+@pytest.mark.parametrize("num_zeros", [16, 100, 3 << 20])
+def test_a_file_of_zeros_is_torn(tmp_path: Path, num_zeros: int) -> None:
+    """Of a file whose size was written before the head, nothing is lost but what was never acknowledged."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(num_zeros))
+    assert read(path) == ([], num_zeros)
+    path.write_bytes(bytes(num_zeros) + b"x")
+    with pytest.raises(LedgerCorruptError, match="byte 0: expected a rank file"):
+        read(path)
+
+
+def test_what_is_good_comes_before_the_damage(tmp_path: Path) -> None:
+    """All frames before a damaged one are read, however near they are; so --salvage loses none of them."""
+    path = tmp_path / "file"
+    whole = bytearray(file_of(PAYLOADS))
+    whole[-9] ^= 1
+    for data in (bytes(whole), file_of(PAYLOADS[:3]) + b"\xff" * 4):
+        path.write_bytes(data)
+        with open_regular(path) as file:
+            frames = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=100)
+            blocks = frames.blocks()
+            assert next(blocks) == (16, PAYLOADS[:3])
+            with pytest.raises(LedgerCorruptError, match=f"byte {len(file_of(PAYLOADS[:3]))}:"):
+                next(blocks)
+
+
 def test_data_after_zeros_is_damage(tmp_path: Path) -> None:
     """Zeros in the middle of a file are no torn tail."""
     path = tmp_path / "file"

@@ -173,6 +173,28 @@ def test_a_failed_sync_ends_the_ledger(
     assert "Input/output error" in caplog.text
 
 
+def test_a_failed_close_ends_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """File systems that write late say so when a file is closed; that does not stop training either."""
+    real_close = os.close
+
+    def fail(descriptor: int) -> None:
+        real_close(descriptor)
+        raise OSError(122, "Disk quota exceeded")
+
+    closed, failed = RankWriter(tmp_path / "closed", HEADER), RankWriter(tmp_path / "failed", HEADER)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", fail)
+        closed.close()
+        failed.commit(1 << 70, True)  # no record holds it
+    assert closed.broken
+    assert failed.broken
+    assert "Disk quota exceeded" in caplog.records[0].message
+    assert len(caplog.records) == 2
+    assert read_rank(tmp_path / "closed").has_end
+
+
 @pytest.mark.parametrize("bad", ["text", None, -(1 << 70), 3.5])
 def test_nothing_but_a_log_line_comes_out_of_a_bad_value(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: Any
