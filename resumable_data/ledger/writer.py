@@ -39,6 +39,7 @@ from resumable_data.ledger.records import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -324,10 +325,11 @@ class RankWriter:
             raise LedgerWriteError(message) from error
         _logger.error("%s Training goes on.", message)
 
-    def _release(self) -> None:
-        descriptor, self._descriptor = self._descriptor, _NOT_OPEN
-        if descriptor != _NOT_OPEN:
-            os.close(descriptor)
+    def _release(self, close: Callable[[int], None] = os.close) -> None:
+        # nothing global is used: the interpreter may be shutting down
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes) -> None:
