@@ -557,26 +557,6 @@ def test_torn_tail(tmp_path: Path, attempt: int) -> None:
     assert (report.updates, report.discarded.high) == (9, None)
 
 
-@pytest.mark.parametrize("first_bit", [0, 1])
-def test_flipped_bits_are_caught(tmp_path: Path, first_bit: int) -> None:
-    """No bit of a rank's file can change without an error or a finding; every 17th is tried here."""
-    run = honest_run(tmp_path)
-    path = run.path / "attempt-000001" / "rank-00001.ledger"
-    good = path.read_bytes()
-    for bit in range(first_bit, 8 * len(good), 17):
-        data = bytearray(good)
-        data[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(data)
-        assert _is_caught(run.path), bit
-
-
-def _is_caught(path: Path) -> bool:
-    try:
-        return bool(audit_ledger(path).findings)
-    except LedgerCorruptError:
-        return True
-
-
 def test_damaged_start_cursor_is_not_computed_with(tmp_path: Path) -> None:
     """Numbers of a start cursor that no run reaches are an error, not an endless computation."""
     run = honest_run(tmp_path)
