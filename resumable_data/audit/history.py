@@ -11,7 +11,7 @@ from resumable_data.audit.findings import Finding, finding
 from resumable_data.audit.replay import check_successor, is_reachable, replay_cursor
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import LedgerCorruptError, LedgerError, UsageError
-from resumable_data.ledger.frames import shown
+from resumable_data.ledger.frames import measure, shown
 from resumable_data.ledger.layout import CLAIM_NAME, AttemptFiles, attempt_name, list_attempt, list_attempts
 from resumable_data.ledger.reader import read_claim
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from resumable_data.ledger import Claim
 
 NUM_UPDATES_MAX = 1 << 27
+_UNSEEN_UPDATES_MAX = 1 << 22
+_UNSEEN_RANKS_MAX = 1 << 17
+_COMMIT_BYTES = 16  # a frame of the smallest commit
+_POSITION_MAX = 1 << 61
 BATCH_ROWS_MAX = 1 << 34  # times the one above, positions still fit int64
 
 
@@ -102,6 +106,11 @@ def _read_own_claim(files: AttemptFiles) -> Claim:
             f"{shown(path)}: expected the recipe and ranks of a run, found some that none can have: {error} Nothing "
             "was audited; restore the file from a copy."
         ) from None
+    if claim.num_replicas - len(files.ranks) > _UNSEEN_RANKS_MAX:
+        raise LedgerCorruptError(
+            f"{shown(path)}: expected at most {_UNSEEN_RANKS_MAX} rank files to be missing, found {len(files.ranks)} "
+            f"for {claim.num_replicas} ranks. Nothing was audited; restore the files from a copy."
+        )
     if claim.start.recipe.counts_batches and schedule.global_batch > BATCH_ROWS_MAX:
         raise LedgerCorruptError(
             f"{shown(path)}: expected at most {BATCH_ROWS_MAX} rows in a batch of all ranks, found "
@@ -183,12 +192,34 @@ def _check_chain(attempts: dict[int, Attempt], chain: list[int], findings: list[
             broken.append(finding("RD401", where, expected=f"run {shown(run_id)}", found=found))
         unit = "batches" if before.start.recipe.counts_batches else "updates"
         number = getattr(after.start, unit) - getattr(before.start, unit)
-        if number > NUM_UPDATES_MAX:
+        most = _num_updates_max(attempts[parent].files)
+        if number > most:
             raise LedgerError(
-                f"attempt {parent}: expected at most {NUM_UPDATES_MAX} {unit} in one attempt, found {number}. Nothing "
-                "was audited."
+                f"attempt {parent}: expected at most {most} {unit}, of which its files can tell; attempt {child} "
+                f"starts after {number}. Nothing was audited; restore the files from a copy."
             )
         findings += [_placed(one, where, child) for one in broken]
+
+
+def _num_updates_max(files: AttemptFiles) -> int:
+    """How many updates an attempt is believed to have: what the largest of its files has room for."""
+    largest = max((measure(path)[0] for path in files.ranks.values()), default=0)
+    return min(max(_UNSEEN_UPDATES_MAX, largest // _COMMIT_BYTES), NUM_UPDATES_MAX)
+
+
+def require_room(claim: Claim, stop_update: int) -> None:
+    """Make sure that positions up to an update can be counted in int64; any real run's can.
+
+    Raises:
+        LedgerCorruptError: They cannot.
+    """
+    start, batch = claim.start, claim_stretch(claim).batch
+    if start.position + (stop_update - start.next_index + 1) * batch > _POSITION_MAX:
+        raise LedgerCorruptError(
+            f"attempt {claim.attempt}: expected the recipe of a run, found {batch} rows in each of "
+            f"{stop_update - start.next_index} updates from position {start.position}, which no run reaches. Nothing "
+            "was audited; restore the claim from a copy."
+        )
 
 
 def _placed(one: Finding, where: str, attempt: int) -> Finding:

@@ -11,7 +11,7 @@ from resumable_data.audit.attempt_audit import AttemptResult, audit_branch, audi
 from resumable_data.audit.coverage import check_partition, count_joints, count_multiplicity
 from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
 from resumable_data.audit.forks import check_forks
-from resumable_data.audit.history import History, claim_stretch, read_history
+from resumable_data.audit.history import History, claim_stretch, read_history, require_room
 from resumable_data.audit.options import Limits, Options
 from resumable_data.audit.rank_audit import Branch
 from resumable_data.audit.rank_files import RankFiles
@@ -118,6 +118,7 @@ def _audit(
     else:
         child = history.attempts[history.chain[history.chain.index(number) + 1]].claim.start
         stop = max(child.batches if counts_batches else child.updates, claim.start.next_index)
+    require_room(claim, stop)
     jumps = find_jumps(scans, stop) if counts_batches else []
     branch = Branch(claim, Course.of(claim_stretch(claim), jumps), stop, order, options.key)
     check_partition(branch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _SHOWN = 4
 _CHUNK_UPDATES = 1 << 17
 _PARTS_MAX = 1 << 20
+_UNSEEN_MAX = 1 << 22  # microbatches
+_REACH_MAX = 1 << 24  # positions from a record's first row to its last, where no update is longer
 _POSITION_MAX = 1 << 61
 
 
@@ -42,14 +46,14 @@ class Totals(NamedTuple):
     Attributes:
         samples: Their samples.
         padding: Their padding rows.
-        kinds: The (rows, padding rows among them) that occur.
+        kinds: The (rows, padding rows among them) that occur, and in how many updates.
         first_over: The first of them that the run is too short for; None where there is none.
         num_microbatches: Microbatches of each rank in each of them: (n,) int64.
     """
 
     samples: int
     padding: int
-    kinds: frozenset[tuple[int, int]]
+    kinds: dict[tuple[int, int], int]
     first_over: int | None
     num_microbatches: Vector
 
@@ -87,7 +91,7 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
     def totals(self) -> Totals:
         """What its updates take together, found in chunks: there may be millions of them."""
         samples = padding = 0
-        kinds: set[tuple[int, int]] = set()
+        kinds: Counter[tuple[int, int]] = Counter()
         first_over, sizes = None, [np.empty(0, np.int64)]
         for low in range(self.course.first_update, self.stop_update, _CHUNK_UPDATES):
             updates = np.arange(low, min(low + _CHUNK_UPDATES, self.stop_update), dtype=np.int64)
@@ -95,12 +99,13 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
             rows = spans.num_samples + spans.padding
             samples, padding = samples + int(spans.num_samples.sum()), padding + int(spans.padding.sum())
             changes = (rows[1:] != rows[:-1]) | (spans.padding[1:] != spans.padding[:-1])
-            for n in (0, *(np.flatnonzero(changes) + 1).tolist()):
-                kinds.add((int(rows[n]), int(spans.padding[n])))
+            edges = [0, *(np.flatnonzero(changes) + 1).tolist(), rows.size]
+            for n, stop in itertools.pairwise(edges):
+                kinds[int(rows[n]), int(spans.padding[n])] += stop - n
             if first_over is None and not spans.num_samples.all():
                 first_over = int(updates[int(np.argmin(spans.num_samples))])
             sizes.append(self._sizes(rows))
-        return Totals(samples, padding, frozenset(kinds), first_over, np.concatenate(sizes))
+        return Totals(samples, padding, dict(kinds), first_over, np.concatenate(sizes))
 
     def _sizes(self, num_rows: Vector) -> Vector:
         return num_microbatches(num_rows, num_replicas=self.claim.num_replicas, microbatch=self.claim.microbatch)
@@ -114,6 +119,25 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
     def padding(self) -> int:
         """Padding rows of its updates."""
         return self.totals.padding
+
+    def samples_of(self, rank: int) -> int:
+        """Samples that one rank reads of its updates."""
+        num_replicas = self.claim.num_replicas
+        return sum(
+            times * max(-(-(rows - padding - rank) // num_replicas), 0)
+            for (rows, padding), times in self.totals.kinds.items()
+        )
+
+    def position_before(self, update: int) -> int:
+        """Where an update starts, a later epoch's beginning that is jumped to left out."""
+        if update not in self._positions:
+            place = self.course.place_before(update)
+            self._positions[update] = place.epoch * self.course.recipe.length + place.offset
+        return self._positions[update]
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {}
 
     @cached_property
     def stop_place(self) -> Place:
@@ -261,21 +285,60 @@ class _RankAudit:
         sizes = branch.totals.num_microbatches
         self._num_microbatches = sizes
         self._key_base = np.cumsum(sizes) - sizes  # the key of each update's first microbatch
-        self._found = np.zeros(int(sizes.sum()), np.bool_)  # by key
+        self._found = np.empty(0, np.bool_)  # by key, once the file is believed
         self._last = (0, 0)  # update and index of the newest delivery that survives
 
     def run(self, log: RankLog | None) -> RankResult:
         self._result.is_missing = log is None
         if log is not None:
-            agreed = [one for one in log.agreements if one.update <= self._branch.stop_update]
-            spans = [CoverageSpan(one.start, one.stop, (one.lane_0, one.lane_1)) for one in agreed]
-            self._result.agreements = frozenset(spans)
+            self._check_agreements(log)
             self._result.saved = int(log.saved.max(initial=-1))
             self._check_commits(log)
             self._check_jumps(log)
+        if log is None or self._is_hollow(log):
+            self._give_up(log)
+        else:
+            self._found = np.zeros(int(self._num_microbatches.sum()), np.bool_)
             self._check_deliveries(log)
-        self._check_missing()
+            self._check_missing()
         return self._result
+
+    def _is_hollow(self, log: RankLog) -> bool:
+        """Whether most of what should be in the file is not: numbers alone must not decide how much is counted."""
+        expected = float(self._num_microbatches.sum(dtype=np.float64))
+        if expected <= _UNSEEN_MAX:
+            return False
+        held = sum(int(np.minimum(block.parts, _PARTS_MAX).sum()) for block in log.deliveries())
+        return expected > _UNSEEN_MAX + 2 * held
+
+    def _give_up(self, log: RankLog | None) -> None:
+        """Of a file that is missing or hollow, all that it should tell about is lost."""
+        result, branch = self._result, self._branch
+        result.lost = branch.samples_of(self._rank)
+        if log is None:
+            return
+        for records in log.deliveries():
+            result.delivered += int((records.count - np.minimum(records.padding, records.count)).sum())
+        stop = max(min(branch.stop_update, result.known_stop), self._first + 1)
+        expected = f"{self._num_microbatches.sum(dtype=np.float64):.0f} microbatches"
+        self._issue("RD201", expected, "a small part of them", [self._first, stop - 1])
+
+    def _check_agreements(self, log: RankLog) -> None:
+        """A digest that ranks agreed on ends where the update at the cursor starts."""
+        branch = self._branch
+        agreed = [one for one in log.agreements if one.update <= branch.stop_update]
+        wrong = [
+            one
+            for one in agreed
+            if one.update < self._first or not one.start <= one.stop == branch.position_before(one.update)
+        ]
+        if wrong:
+            first = wrong[0]
+            expected = f"a digest of positions up to where {branch.word} {first.update} starts"
+            found = f"one of positions [{first.start}, {first.stop})"
+            self._issue("RD207", expected, found, [one.update for one in wrong])
+        spans = (CoverageSpan(one.start, one.stop, (one.lane_0, one.lane_1)) for one in agreed if one not in wrong)
+        self._result.agreements = frozenset(spans)
 
     def _check_commits(self, log: RankLog) -> None:
         result, commits, word = self._result, log.commits, self._branch.word
@@ -366,12 +429,14 @@ class _RankAudit:
         count_max = np.minimum(records.parts, _PARTS_MAX) * microbatch
         possible = is_possible(records.start, records.stride, records.count, records.padding, count_max=count_max)
         possible &= (records.update >= self._first) & (records.parts <= _PARTS_MAX)
+        reach = max(self._branch.course.batch, _REACH_MAX)
+        possible &= (records.count <= 1) | (records.stride <= reach // np.maximum(records.count - 1, 1))
         if not possible.all():
             where = int(np.argmin(possible))
             self._result.unverified += int(np.minimum(records.count[~possible], microbatch).sum())
             self._issue(
                 "RD207",
-                f"{self._branch.word} {self._first} or later, with at most {microbatch} rows below position 2^62",
+                f"{self._branch.word} {self._first} or later, with at most {microbatch} rows, within one of them",
                 self._describe(records, where),
                 records.update[~possible],
             )

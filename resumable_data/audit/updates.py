@@ -122,7 +122,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
     def _carried(self, number: Vector, settled: Place) -> Spans:
         first = settled.epoch * self.recipe.length + settled.offset
-        end = _ENDLESS if self.epochs is None else self.epochs * self.recipe.length
+        end = _ENDLESS if self.epochs is None else min(self.epochs * self.recipe.length, _ENDLESS)
         start = first + number * self.recipe.global_batch
         num_samples = np.clip(end - start, 0, self.recipe.global_batch)
         return Spans(start, num_samples, np.zeros_like(start))
@@ -194,6 +194,11 @@ class Course(msgspec.Struct, frozen=True):
     def recipe(self) -> Recipe:
         """The recipe of all of it."""
         return self.stretches[0].recipe
+
+    @property
+    def batch(self) -> int:
+        """Rows of one update, or batch of all ranks, that is not cut short."""
+        return self.stretches[0].batch
 
     @property
     def position(self) -> int:

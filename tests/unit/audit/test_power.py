@@ -690,7 +690,7 @@ REFUSED: list[tuple[str, Tell, type[Exception], str]] = [
         "start with too many updates",
         started(2, applied=1 << 28, samples=12 << 28, epoch=(12 << 28) // 23, offset=(12 << 28) % 23),
         LedgerError,
-        "updates in one attempt",
+        "at most 4194304 updates, of which its files can tell",
     ),
     ("no attempt at all", lambda path: (path / "ledger").mkdir(), LedgerError, "found no attempt in it"),
     ("no ledger at all", lambda path: None, LedgerError, "found none that can be read"),
