@@ -132,17 +132,28 @@ class Ledger:
         )
         try:
             _make_directory(self.path)
-            number = self._newest()[0] + 1
-            while not self._try_claim(self._with_older(claim, number)):
-                number += 1
+            made = self._with_older(claim, self._newest()[0] + 1)
+            while not self._try_claim(made):
+                made = self._with_older(claim, made.attempt + 1)
         except (OSError, LedgerError) as error:
             self._fail(error)
             return claim
-        return self._with_older(claim, number)
+        return made
 
     def is_fenced(self, attempt: int) -> bool:
-        """Whether a newer attempt than this one was claimed, so that another launch goes on with the run."""
-        return 0 < attempt < self._newest()[0]
+        """Whether a newer attempt than this one was claimed, so that another launch goes on with the run.
+
+        Raises:
+            LedgerError: The ledger cannot be read and `on_error` is ``"raise"``; otherwise that is logged, and it is
+                not known to be.
+        """
+        try:
+            return 0 < attempt < self._newest()[0]
+        except LedgerError as error:
+            if self.on_error == "raise":
+                raise
+            _logger.error("%s Whether another launch goes on with the run is not known. Training goes on.", error)
+            return False
 
     def _with_older(self, claim: Claim, number: int) -> Claim:
         """The claim of attempt `number`, with what the attempts from its parent on had written by now."""
@@ -174,7 +185,7 @@ class Ledger:
         if (
             newest
             and msgspec.structs.replace(newest, older=()) == wanted
-            and not (self._directory(number) / rank_name(rank, peer)).exists()
+            and not self._has_file(number, rank, peer)
         ):
             return newest
         return self.claim(
@@ -225,14 +236,28 @@ class Ledger:
         return self.path / attempt_name(attempt)
 
     def _newest(self) -> tuple[int, Path | None]:
-        """The newest claimed attempt and its claim; (0, None) where there is none."""
-        if not self.path.exists():
-            return 0, None
-        attempts, _ = list_attempts(self.path)
-        for number, directory in reversed(attempts.items()):
-            if (directory / CLAIM_NAME).exists():
-                return number, directory / CLAIM_NAME
+        """The newest claimed attempt and its claim; (0, None) where there is none.
+
+        Raises:
+            LedgerError: That cannot be found out.
+        """
+        try:
+            if not self.path.exists():
+                return 0, None
+            attempts, _ = list_attempts(self.path)
+            for number, directory in reversed(attempts.items()):
+                if (directory / CLAIM_NAME).exists():
+                    return number, directory / CLAIM_NAME
+        except OSError as error:
+            raise LedgerError(f"the ledger {shown(self.path)} cannot be read: {error.strerror}.") from error
         return 0, None
+
+    def _has_file(self, number: int, rank: int, peer: int) -> bool:
+        """Whether a rank has its file in an attempt, or may have one."""
+        try:
+            return (self._directory(number) / rank_name(rank, peer)).exists()
+        except OSError:
+            return True
 
     def _newest_claim(self) -> tuple[int, Claim | None]:
         try:

@@ -104,6 +104,24 @@ def test_ranks_of_another_job_do_not_join(tmp_path: Path, changes: dict[str, obj
     assert join(ledger, 1, **changes).attempt == 2
 
 
+def test_a_ledger_that_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that fails after the claim stops no job, unless it is asked to."""
+    ledger, strict = Ledger(tmp_path / "ledger"), Ledger(tmp_path / "ledger", on_error="raise")
+    claim(ledger)
+
+    def fail(path: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "scandir", fail)
+    assert not ledger.is_fenced(1)
+    assert ledger.newest() is None
+    assert len(caplog.records) == 2
+    with pytest.raises(LedgerError, match="Input/output error"):
+        strict.is_fenced(1)
+
+
 def test_a_rank_file_is_created_once(tmp_path: Path) -> None:
     """A second writer of the same rank is refused, and the first one's file stays as it was."""
     ledger = Ledger(tmp_path / "ledger", on_error="raise")
