@@ -87,7 +87,7 @@ class FlatTokens(TokenSource, Protocol):
     """A source whose tokens all lie in one array, so that a batch can be copied without a call for each piece.
 
     Documents lie in `tokens` one after another, in the order of their numbers and without gaps. The fast way to copy
-    many pieces is ``view = memoryview(source.tokens)`` and ``raw[to : to + n] = view[at : at + n]``, with one cast of
+    many pieces is ``view = source.tokens.data`` and ``raw[to : to + n] = view[at : at + n]``, with one cast of
     the whole batch; asking a ``np.memmap`` for slices is slower than reading them.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import sys
@@ -191,6 +192,27 @@ def test_few_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source = ParquetTokens(write_parquet(tmp_path / "a", DOCUMENTS, row_group=2))
     check_source(source, DOCUMENTS)
     assert len(source._cache) == 1
+
+
+def test_forked_process_opens_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was forked does not move the position in its parent's file."""
+    monkeypatch.setattr(parquet, "_CACHE_BYTES_MAX", 1)
+    source = ParquetTokens(write_parquet(tmp_path / "a", DOCUMENTS, row_group=2))
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def read_some() -> None:
+        results.put([source.read(number, 0, len(DOCUMENTS[number])).tolist() for number in (5, 0, 3)])
+        assert source._file is not None
+        results.put(source._file[0])
+
+    child = context.Process(target=read_some)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert results.get() == [DOCUMENTS[5], DOCUMENTS[0], DOCUMENTS[3]]
+    assert results.get() == child.pid
+    check_source(source, DOCUMENTS)
 
 
 def test_changed_file_is_refused_by_a_worker(tmp_path: Path) -> None:

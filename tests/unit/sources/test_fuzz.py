@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resumable_data.errors import ResumableDataError, SourceError, UsageError
-from resumable_data.sources import open_npy, open_tokens
+from resumable_data.sources import megatron, open_npy, open_tokens
 from tests.unit.sources.writing import flat, write_arrow, write_megatron, write_npy, write_parquet
 
 if TYPE_CHECKING:
@@ -65,6 +65,29 @@ def test_changed_bytes(tmp_path_factory: pytest.TempPathFactory, name: str, data
     content = content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]
     path.write_bytes(content + data.draw(st.binary(max_size=9)))
     read_all(path, **given_arguments)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_changed_index_that_was_not_looked_through(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Entries looked at only before use lead to no range outside the file, and a fingerprint means that all fits."""
+    path = write_megatron(tmp_path_factory.mktemp("fuzz"), [[document] for document in DOCUMENTS])
+    content = bytearray(path.read_bytes())
+    changes = st.lists(st.tuples(st.integers(34, len(content) - 1), st.integers(0, 255)), max_size=4)
+    for position, byte in data.draw(changes):
+        content[position] = byte
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SourceError):
+        patch.setattr(megatron, "CHECKED_AT_OPENING_MAX", 0)
+        source = open_tokens(path)
+        for number in data.draw(st.permutations(range(len(source)))):
+            with contextlib.suppress(SourceError):
+                length = int(source.lengths(np.array([number]))[0])
+                assert source.read(number, 0, length).size == length
+        source.fingerprint()
+        assert int(source.lengths(np.arange(len(source))).sum()) == source.num_tokens
 
 
 @settings(max_examples=150)
