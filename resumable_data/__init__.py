@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
     from resumable_data.shadowing import audit_shadow, shadow
+    from resumable_data.sources import open_tokens
     from resumable_data.tracking import DistributedSampler, TrackedLoader, track
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "audit_ledger",
     "audit_shadow",
     "evaluation_loader",
+    "open_tokens",
     "shadow",
     "track",
 ]
@@ -77,6 +79,7 @@ _HOMES = {
     "audit_ledger": "audit",
     "audit_shadow": "shadowing",
     "evaluation_loader": "loader",
+    "open_tokens": "sources",
     "shadow": "shadowing",
     "track": "tracking",
 }

@@ -16,6 +16,7 @@
     ├── StaleIteratorError        4  an iterator from before a load, a remap or a newer iter()
     ├── SampleReadError           3  the dataset could not give a sample
     ├── LogError                  3  a log of sample IDs cannot be read
+    ├── SourceError               3  a source of tokens cannot be read, or does not hold what it says
     └── LedgerError               3  the ledger cannot be used
         ├── LedgerCorruptError    3  a ledger file is damaged
         └── LedgerWriteError      3  a ledger file could not be written
@@ -98,6 +99,12 @@ class SampleReadError(ResumableDataError, RuntimeError):
 
 class LogError(ResumableDataError):
     """A log of sample IDs, from whatever script, cannot be read."""
+
+    exit_code = 3
+
+
+class SourceError(ResumableDataError):
+    """A source of tokens cannot be read, or does not hold what its header or offsets say."""
 
     exit_code = 3
 

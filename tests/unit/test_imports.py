@@ -21,6 +21,7 @@ TORCH_FREE = [
     "resumable_data.logs",
     "resumable_data.lookup",
     "resumable_data.shadowing",
+    "resumable_data.sources",
     "resumable_data.cli",
     "resumable_data.rng",
 ]
