@@ -23,7 +23,7 @@ class Pieces(NamedTuple):
 
     def take(self, which: Int64Array) -> Pieces:
         """Some of them, in this order."""
-        return Pieces(self.document[which], self.start[which], self.stop[which])
+        return Pieces(self.document.take(which), self.start.take(which), self.stop.take(which))
 
 
 def split(lengths: Int64Array, row_length: int) -> Pieces:

@@ -102,14 +102,14 @@ class Fill:
     kind: ClassVar[str] = "fill"
     version: ClassVar[int] = 1
 
-    threshold: float = 0.998
+    threshold: float = 0.996
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.threshold, (int, float)) and not isinstance(self.threshold, bool)
         if not is_number or not 0 < self.threshold <= 1:
             raise UsageError(
                 f"threshold must be above 0 and at most 1, a share of a row; found {self.threshold!r}. Rows cannot be"
-                " kept or dissolved by it. Pass a number like 0.998."
+                " kept or dissolved by it. Pass a number like 0.996."
             )
         object.__setattr__(self, "threshold", float(self.threshold))
 

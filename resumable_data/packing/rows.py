@@ -85,12 +85,12 @@ class PackedRows:
         edges = running_sum(sizes)
         pieces = np.repeat(self.edges[rows] - edges[:-1], sizes)  # (m,) how far each piece moves
         pieces += np.arange(pieces.size)
-        columns = (self.document[pieces], self.start[pieces], self.stop[pieces])
-        return replace(self, document=columns[0], start=columns[1], stop=columns[2], edges=edges)
+        document, start, stop = (column.take(pieces) for column in (self.document, self.start, self.stop))
+        return replace(self, document=document, start=start, stop=stop, edges=edges)
 
     def of_documents(self, documents: Int64Array) -> PackedRows:
         """The same rows, with ``documents[i]`` for what was document i."""
-        return replace(self, document=documents[self.document])
+        return replace(self, document=documents.take(self.document))
 
     def check(self, lengths: Int64Array, *, consumed: int = 0) -> None:
         """Refuse rows that do not hold every token of these documents once, truncation apart.

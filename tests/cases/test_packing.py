@@ -16,7 +16,7 @@ from resumable_data.packing import Carry, Policy, WindowPlan
 from tests import packing_oracle as oracle
 from tests.packing_oracle import rows_of
 
-POLICIES = [BestFit(), Fill(), Concat(), NoPacking()]
+POLICIES: list[Policy] = [BestFit(), Fill(), Concat(), NoPacking()]
 
 
 def lengths_of(*lengths: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -45,6 +45,7 @@ def test_case_32_a_document_of_four_in_rows_of_three() -> None:
         packed = policy.pack(lengths, 3)
         assert rows_of(packed) == [[(0, 0, 3)], [(0, 3, 4)]]
         assert (packed.num_truncated_documents, packed.num_truncated_tokens) == (0, 0)
+    truncating: Policy
     for truncating in (BestFit(truncate=True), NoPacking(truncate=True)):
         packed = truncating.pack(lengths, 3)
         assert rows_of(packed) == [[(0, 0, 3)]]
@@ -94,12 +95,13 @@ def test_case_34_no_sort_leaves_ties_to_chance(monkeypatch: pytest.MonkeyPatch) 
     """Every sort of indices asks for a stable one, and equal documents are placed in the order given."""
     argsort = np.argsort
 
-    def watched(*arguments: Any, kind: str | None = None, **options: Any) -> Any:
+    def watched(values: Any, *, kind: Any = None) -> Any:
         assert kind == "stable"
-        return argsort(*arguments, kind="stable", **options)
+        return argsort(values, kind=kind)
 
     monkeypatch.setattr(np, "argsort", watched)
     lengths = np.full(1_000, 21, dtype=np.int64)
+    policy: Policy
     for policy in (BestFit(), Fill(threshold=0.1)):
         assert rows_of(policy.pack(lengths, 64)) == oracle.best_fit(lengths.tolist(), 64)
     with pytest.raises(AssertionError):

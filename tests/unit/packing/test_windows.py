@@ -101,7 +101,7 @@ def test_what_names_no_window_is_refused(policy: Policy, window: int, carry: Car
         ({"seed": -1}, "seed must be"),
     ],
 )
-def test_arguments_out_of_range_are_refused(changes: dict[str, int], message: str) -> None:
+def test_arguments_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
     """When the plan is made, not when it is used."""
     with pytest.raises(UsageError, match=message):
         plan_of(**changes)
