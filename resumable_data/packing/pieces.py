@@ -64,14 +64,44 @@ def chunk(lengths: Int64Array, row_length: int, num_rows: int) -> tuple[Pieces, 
     return Pieces(document, start, stop), row
 
 
-def in_rows(pieces: Pieces, edges: Int64Array, row_length: int) -> PackedRows:
-    """Pieces that already lie in the order of their rows."""
-    return PackedRows(row_length, *pieces, edges)
+class Placement(NamedTuple):
+    """Pieces and the row of each, before they are put together.
 
+    Args:
+        pieces: of all rows.
+        sequence: ``(m,)`` int64 indices of the pieces in the order in which they were placed; None where they are in
+            that order already. Of two pieces of one row, the one placed first lies first.
+        row: ``(m,)`` int64, the row of each piece placed.
+        num_rows: number of rows, each of which has a piece.
+        truncated: number of documents whose end was left out, and of tokens left out of them.
+    """
 
-def row_edges(row: npt.NDArray[np.integer], num_rows: int) -> Int64Array:
-    """``(num_rows + 1,)`` int64: where the pieces of each row begin, once they are sorted by ``row: (m,)``."""
-    return running_sum(np.bincount(row, minlength=num_rows))
+    pieces: Pieces
+    sequence: Int64Array | None
+    row: Int64Array
+    num_rows: int
+    truncated: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of_rows(cls, rows: PackedRows) -> Placement:
+        """What was put together already."""
+        row = np.repeat(np.arange(len(rows)), np.diff(rows.edges))
+        truncated = (rows.num_truncated_documents, rows.num_truncated_tokens)
+        return cls(Pieces(rows.document, rows.start, rows.stop), None, row, len(rows), truncated)
+
+    def rows(self, row_length: int, places: Int64Array | None = None) -> PackedRows:
+        """Put the rows together.
+
+        Args:
+            row_length: tokens of a full row.
+            places: ``(num_rows,)`` int64, the place of each row among all; None for the order of their numbers.
+        """
+        row = self.row if places is None else places.take(self.row)
+        which = stable_order(row, self.num_rows)
+        if self.sequence is not None:
+            which = self.sequence.take(which)
+        edges = running_sum(np.bincount(row, minlength=self.num_rows))
+        return PackedRows(row_length, *self.pieces.take(which), edges, *self.truncated)
 
 
 def stable_order(values: npt.NDArray[np.integer], bound: int) -> Int64Array:

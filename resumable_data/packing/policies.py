@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -12,7 +13,7 @@ from resumable_data.errors import UsageError
 from resumable_data.order import Int64Array
 from resumable_data.packing.arguments import check_lengths, checked_int, checked_row_length
 from resumable_data.packing.best_fit import best_fit
-from resumable_data.packing.pieces import Pieces, chunk, in_rows, row_edges, split, stable_order
+from resumable_data.packing.pieces import Pieces, Placement, chunk, split
 from resumable_data.packing.rows import PackedRows, running_sum
 
 
@@ -47,8 +48,31 @@ class Carry(NamedTuple):
     """Its index in the document."""
 
 
+class PlacingPolicy(ABC):
+    """A `Policy` of this package: it tells the row of each piece, and `pack` puts the rows together.
+
+    A `WindowPlan` shuffles them in the same pass over the pieces.
+    """
+
+    @abstractmethod
+    def place(self, lengths: Int64Array, row_length: int, /) -> Placement:
+        """Place ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, int | str]:
+        """Kind, version and arguments."""
+
+    def pack(self, lengths: Int64Array, row_length: int, /) -> PackedRows:
+        """Pack ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens.
+
+        Raises:
+            UsageError: when an argument is not as described, or there would be more rows than memory holds.
+        """
+        return self.place(lengths, row_length).rows(row_length)
+
+
 @dataclass(frozen=True)
-class BestFit:
+class BestFit(PlacingPolicy):
     """Whole documents, each in the row where it leaves the least space, the longest first.
 
     A document longer than a row becomes full rows and a rest, which is packed like a document. With many documents
@@ -69,13 +93,11 @@ class BestFit:
 
     truncate: bool = False
 
-    def pack(self, lengths: Int64Array, row_length: int, /) -> PackedRows:
-        """Pack ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
+    def place(self, lengths: Int64Array, row_length: int, /) -> Placement:
+        """Place ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
         row_length = _checked(lengths, row_length)
         pieces, truncated = _split_or_truncate(lengths, row_length, self.truncate)
-        sequence, row, num_rows = best_fit(pieces.stop - pieces.start, row_length)
-        pieces = pieces.take(sequence[stable_order(row, num_rows)])
-        return PackedRows(row_length, *pieces, row_edges(row, num_rows), *truncated)
+        return Placement(pieces, *best_fit(pieces.stop - pieces.start, row_length), truncated)
 
     def describe(self) -> dict[str, int | str]:
         """Kind, version and arguments."""
@@ -83,7 +105,7 @@ class BestFit:
 
 
 @dataclass(frozen=True)
-class Fill:
+class Fill(PlacingPolicy):
     """As `BestFit`, but what lies in badly filled rows is laid end to end instead and cut wherever a row is full.
 
     Fill is at least the threshold on any lengths, the last row apart, at the price of cut documents where whole ones
@@ -113,24 +135,22 @@ class Fill:
             )
         object.__setattr__(self, "threshold", float(self.threshold))
 
-    def pack(self, lengths: Int64Array, row_length: int, /) -> PackedRows:
-        """Pack ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
+    def place(self, lengths: Int64Array, row_length: int, /) -> Placement:
+        """Place ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
         row_length = _checked(lengths, row_length)
         pieces = split(lengths, row_length)
         sizes = pieces.stop - pieces.start
         sequence, row, num_rows = best_fit(sizes, row_length)
-        grouped = stable_order(row, num_rows)
-        sequence, row = sequence[grouped], row[grouped]
-        keep = np.diff(running_sum(sizes[sequence])[row_edges(row, num_rows)]) >= self._least_tokens(row_length)
+        # Sums of tokens are exact in floating point: a window has fewer than 2**53.
+        tokens = np.bincount(row, weights=sizes[sequence], minlength=num_rows)
+        keep = tokens >= self._least_tokens(row_length)
         stays = keep[row]
         kept, kept_row = pieces.take(sequence[stays]), (np.cumsum(keep) - 1)[row[stays]]
-        loose = np.zeros(sizes.size, dtype=np.bool_)
-        loose[sequence[~stays]] = True
-        cut, cut_row = _end_to_end(pieces, np.flatnonzero(loose), row_length)
+        cut, cut_row = _end_to_end(pieces.take(np.sort(sequence[~stays])), row_length)
         num_kept = int(np.count_nonzero(keep))
         together = Pieces(*(np.concatenate(columns) for columns in zip(kept, cut, strict=True)))
-        row = np.concatenate([kept_row, cut_row + num_kept])
-        return in_rows(together, row_edges(row, int(row[-1]) + 1 if row.size else 0), row_length)
+        num_cut = int(cut_row[-1]) + 1 if cut_row.size else 0
+        return Placement(together, None, np.concatenate([kept_row, cut_row + num_kept]), num_kept + num_cut)
 
     def describe(self) -> dict[str, int | str]:
         """Kind, version and arguments; the threshold as the shortest decimal number that tells it from others."""
@@ -142,7 +162,7 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class Concat:
+class Concat(PlacingPolicy):
     """Documents end to end in the given order, cut wherever a row is full: what most language models are trained on.
 
     Every row is full but the very last. In a `WindowPlan` the rest of a window goes on into the next one.
@@ -152,19 +172,19 @@ class Concat:
         >>> rows = Concat().pack(np.array([5, 5, 5]), 8)
         >>> [rows.pieces(row) for row in range(len(rows))]
         [[(0, 0, 5), (1, 0, 3)], [(1, 3, 5), (2, 0, 5)]]
-        >>> rows, carry = Concat().pack_full(np.array([5, 5]), 8)
-        >>> len(rows), carry
+        >>> full, carry = Concat().place_full(np.array([5, 5]), 8)
+        >>> full.num_rows, carry
         (1, Carry(document=1, offset=3))
-        >>> rows, carry = Concat().pack_full(np.array([5, 5, 7]), 8, consumed=3)
-        >>> [rows.pieces(row) for row in range(len(rows))], carry
-        ([[(0, 3, 5), (1, 0, 5), (2, 0, 1)]], Carry(document=2, offset=1))
+        >>> full, carry = Concat().place_full(np.array([5, 5, 7]), 8, consumed=3)
+        >>> full.rows(8).pieces(0), carry
+        ([(0, 3, 5), (1, 0, 5), (2, 0, 1)], Carry(document=2, offset=1))
     """
 
     kind: ClassVar[str] = "concat"
     version: ClassVar[int] = 1
 
-    def pack(self, lengths: Int64Array, row_length: int, /, *, consumed: int = 0) -> PackedRows:
-        """Pack documents to their end: the last row may be short.
+    def place(self, lengths: Int64Array, row_length: int, /, *, consumed: int = 0) -> Placement:
+        """Place documents to their end; only the last row may be short.
 
         Args:
             lengths: ``(k,)`` int64, tokens of each document, at least 0.
@@ -172,10 +192,10 @@ class Concat:
             consumed: tokens at the start of the first document that earlier rows hold.
         """
         row_length, consumed = _checked(lengths, row_length), _checked_consumed(lengths, consumed)
-        return self._rows(lengths, row_length, consumed, -(-_num_tokens(lengths, consumed) // row_length))
+        return self._place(lengths, row_length, consumed, -(-_num_tokens(lengths, consumed) // row_length))
 
-    def pack_full(self, lengths: Int64Array, row_length: int, /, *, consumed: int = 0) -> tuple[PackedRows, Carry]:
-        """Pack full rows only, and tell where the rest begins.
+    def place_full(self, lengths: Int64Array, row_length: int, /, *, consumed: int = 0) -> tuple[Placement, Carry]:
+        """Make full rows only, and tell where the rest begins.
 
         Go on with ``lengths[carry.document:]`` and what follows, and with ``consumed=carry.offset``.
 
@@ -189,29 +209,30 @@ class Concat:
         """
         row_length, consumed = _checked(lengths, row_length), _checked_consumed(lengths, consumed)
         num_rows, num_left = divmod(_num_tokens(lengths, consumed), row_length)
-        rows = self._rows(lengths, row_length, consumed, num_rows)
+        placement = self._place(lengths, row_length, consumed, num_rows)
         if not num_left:
-            return rows, Carry(lengths.size, 0)
+            return placement, Carry(lengths.size, 0)
         edges = running_sum(lengths)
         token = int(edges[-1]) - num_left
         document = int(np.searchsorted(edges, token, side="right")) - 1
-        return rows, Carry(document, token - int(edges[document]))
+        return placement, Carry(document, token - int(edges[document]))
 
     def describe(self) -> dict[str, int | str]:
         """Kind and version."""
         return {"kind": self.kind, "version": self.version}
 
-    def _rows(self, lengths: Int64Array, row_length: int, consumed: int, num_rows: int) -> PackedRows:
+    def _place(self, lengths: Int64Array, row_length: int, consumed: int, num_rows: int) -> Placement:
         left = lengths.copy()
         left[:1] -= consumed
         pieces, row = chunk(left, row_length, num_rows)
-        shift = np.where(pieces.document == 0, consumed, 0) if consumed else np.int64(0)
-        pieces = Pieces(pieces.document, pieces.start + shift, pieces.stop + shift)
-        return in_rows(pieces, row_edges(row, num_rows), row_length)
+        if consumed:
+            shift = np.where(pieces.document == 0, consumed, 0)
+            pieces = Pieces(pieces.document, pieces.start + shift, pieces.stop + shift)
+        return Placement(pieces, None, row, num_rows)
 
 
 @dataclass(frozen=True)
-class NoPacking:
+class NoPacking(PlacingPolicy):
     """One document per row, padded; a longer one takes several rows.
 
     Args:
@@ -229,11 +250,12 @@ class NoPacking:
 
     truncate: bool = False
 
-    def pack(self, lengths: Int64Array, row_length: int, /) -> PackedRows:
-        """Put ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
+    def place(self, lengths: Int64Array, row_length: int, /) -> Placement:
+        """Place ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
         row_length = _checked(lengths, row_length)
         pieces, truncated = _split_or_truncate(lengths, row_length, self.truncate)
-        return PackedRows(row_length, *pieces, np.arange(pieces.document.size + 1), *truncated)
+        num_rows = pieces.document.size
+        return Placement(pieces, None, np.arange(num_rows), num_rows, truncated)
 
     def describe(self) -> dict[str, int | str]:
         """Kind, version and arguments."""
@@ -265,10 +287,9 @@ def _split_or_truncate(lengths: Int64Array, row_length: int, truncate: bool) -> 
     return split(kept, row_length), (int(np.count_nonzero(left_out)), int(left_out.sum()))
 
 
-def _end_to_end(pieces: Pieces, which: Int64Array, row_length: int) -> tuple[Pieces, Int64Array]:
-    """Lay some pieces end to end and cut them into rows; the new pieces and the row of each, from 0 on."""
-    loose = pieces.take(which)
-    sizes = loose.stop - loose.start
+def _end_to_end(pieces: Pieces, row_length: int) -> tuple[Pieces, Int64Array]:
+    """Lay pieces end to end and cut them into rows; the new pieces and the row of each, from 0 on."""
+    sizes = pieces.stop - pieces.start
     cut, row = chunk(sizes, row_length, -(-int(sizes.sum()) // row_length))
-    origin = loose.start[cut.document]
-    return Pieces(loose.document[cut.document], origin + cut.start, origin + cut.stop), row
+    origin = pieces.start[cut.document]
+    return Pieces(pieces.document[cut.document], origin + cut.start, origin + cut.stop), row

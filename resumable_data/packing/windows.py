@@ -14,8 +14,8 @@ from resumable_data.order.arguments import checked_epoch, checked_seed
 from resumable_data.order.keys import key_message
 from resumable_data.order.permutation import keyed_permutation
 from resumable_data.packing.arguments import MAX_WINDOW, checked_int, checked_row_length
-from resumable_data.packing.policies import Carry, Concat, Policy
-from resumable_data.packing.registry import OUR_POLICIES
+from resumable_data.packing.pieces import Placement
+from resumable_data.packing.policies import Carry, Concat, PlacingPolicy, Policy
 from resumable_data.packing.rows import PackedRows
 
 DEFAULT_WINDOW = 2**16
@@ -129,9 +129,9 @@ class WindowPlan:
         start, stop = self._places(window)
         carry = self._checked_carry(carry, start)
         documents, lengths = self._documents(epoch, carry.document, stop)
-        rows, rest = self._pack(lengths, carry.offset, start - carry.document, is_last=stop == len(self._order))
-        shuffled = self._shuffled(rows, epoch, window).of_documents(documents)
-        return PlannedWindow(epoch, window, shuffled, Carry(carry.document + rest.document, rest.offset))
+        placed, rest = self._place(lengths, carry.offset, start - carry.document, is_last=stop == len(self._order))
+        rows = placed.rows(self._row_length, self._shuffle(placed.num_rows, epoch, window)).of_documents(documents)
+        return PlannedWindow(epoch, window, rows, Carry(carry.document + rest.document, rest.offset))
 
     def carry_into(self, epoch: int, window: int) -> Carry:
         """Where a window begins, found without a checkpoint that tells it.
@@ -184,32 +184,32 @@ class WindowPlan:
             )
         return documents, lengths.astype(np.int64, copy=False)
 
-    def _pack(self, lengths: Int64Array, consumed: int, num_earlier: int, *, is_last: bool) -> tuple[PackedRows, Carry]:
+    def _place(self, lengths: Int64Array, consumed: int, num_earlier: int, *, is_last: bool) -> tuple[Placement, Carry]:
         """Rows of documents of which ``num_earlier`` belong to windows before, and where the rest begins."""
         whole = Carry(lengths.size, 0)
-        if not isinstance(self._policy, Concat):
+        if not isinstance(self._policy, PlacingPolicy):
             rows = self._policy.pack(lengths, self._row_length)
-            if not isinstance(self._policy, OUR_POLICIES):
-                rows.check(lengths)
-            return rows, whole
-        carried = int(lengths[:num_earlier].sum()) - consumed
+            rows.check(lengths)
+            return Placement.of_rows(rows), whole
+        if not isinstance(self._policy, Concat):
+            return self._policy.place(lengths, self._row_length), whole
         if num_earlier or consumed:
+            carried = int(lengths[:num_earlier].sum()) - consumed
             remedy = "It belongs to other documents, or to another window. " + _CARRY_REMEDY
             checked_int("the number of tokens carried into a window", carried, 1, self._row_length - 1, remedy)
         if is_last:
-            return self._policy.pack(lengths, self._row_length, consumed=consumed), whole
-        return self._policy.pack_full(lengths, self._row_length, consumed=consumed)
+            return self._policy.place(lengths, self._row_length, consumed=consumed), whole
+        return self._policy.place_full(lengths, self._row_length, consumed=consumed)
 
-    def _shuffled(self, rows: PackedRows, epoch: int, window: int) -> PackedRows:
-        """The same rows in the order in which they are read."""
-        num_rows = len(rows)
+    def _shuffle(self, num_rows: int, epoch: int, window: int) -> Int64Array | None:
+        """``(num_rows,)`` int64, the place of each row among those of its window; None where there are too few."""
         if num_rows < 2:
-            return rows
+            return None
         purpose, name = "packing.rows", f"window {window}"
         message = key_message(
             version=_VERSION, purpose=purpose, seed=self._seed, epoch=epoch, length=num_rows, name=name
         )
-        return rows.take(keyed_permutation(num_rows, message).ids(np.arange(num_rows, dtype=np.int64)))
+        return keyed_permutation(num_rows, message).ids(np.arange(num_rows, dtype=np.int64))
 
 
 _CARRY_REMEDY = "Pass the carry that plan() told for the window before, or carry_into(epoch, window)."

@@ -87,11 +87,12 @@ def test_concat_goes_on_from_any_carry(lengths: list[int], row_length: int, cuts
     rows = []
     for stop in sorted({min(cut, len(lengths)) for cut in cuts}):
         part = array(lengths[carry.document : stop])
-        packed, rest = Concat().pack_full(part, row_length, consumed=carry.offset)
+        placed, rest = Concat().place_full(part, row_length, consumed=carry.offset)
+        packed = placed.rows(row_length)
         assert packed.fill == 1
         rows += rows_of(packed.of_documents(np.arange(carry.document, max(stop, carry.document))))
         carry = Carry(carry.document + rest.document, rest.offset)
-    packed = Concat().pack(array(lengths[carry.document :]), row_length, consumed=carry.offset)
+    packed = Concat().place(array(lengths[carry.document :]), row_length, consumed=carry.offset).rows(row_length)
     packed.check(array(lengths[carry.document :]), consumed=carry.offset)
     rows += rows_of(packed.of_documents(np.arange(carry.document, len(lengths))))
     assert rows == expected

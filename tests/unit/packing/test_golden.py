@@ -1,7 +1,7 @@
 """The rows of earlier versions.
 
-``tests/golden/packing.json`` never changes within a version of a policy: a checkpoint that was written with that version
-counts rows of it. A change of any row raises the policy's ``version``, or that of the window's plan, and adds lines.
+``tests/golden/packing.json`` never changes within a version of a policy: a checkpoint that was written with it counts
+rows. A change of any row raises the version of the policy, or of the plan of windows, and adds lines.
 """
 
 from __future__ import annotations

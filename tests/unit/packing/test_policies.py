@@ -89,9 +89,9 @@ def test_what_cannot_be_packed_is_refused(policy: Policy, lengths: Any, row_leng
 @pytest.mark.parametrize(("lengths", "consumed"), [([], 1), ([5], 6), ([5], -1), ([5], 1.0)])
 def test_only_tokens_of_the_first_document_can_be_consumed(lengths: list[int], consumed: Any) -> None:
     """Anything else would lose tokens."""
-    for pack in (Concat().pack, Concat().pack_full):
+    for place in (Concat().place, Concat().place_full):
         with pytest.raises(UsageError, match="consumed must be an int from 0"):
-            pack(np.array(lengths, dtype=np.int64), 4, consumed=consumed)
+            place(np.array(lengths, dtype=np.int64), 4, consumed=consumed)
 
 
 ROW = 1_000
