@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
     from resumable_data.logs import audit_ids
     from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
+    from resumable_data.packing import BestFit, Concat, Fill, NoPacking
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
     from resumable_data.shadowing import audit_shadow, shadow
@@ -33,11 +34,15 @@ __version__ = "0.1.0"
 __all__ = [
     "AuditReport",
     "BatchPlan",
+    "BestFit",
     "BlockShuffle",
+    "Concat",
     "Cursor",
     "DistributedSampler",
+    "Fill",
     "Ledger",
     "Microbatch",
+    "NoPacking",
     "Recipe",
     "ResumableLoader",
     "ResumableSampler",
@@ -61,11 +66,15 @@ __all__ = [
 _HOMES = {
     "AuditReport": "audit",
     "BatchPlan": "plan",
+    "BestFit": "packing",
     "BlockShuffle": "order",
+    "Concat": "packing",
     "Cursor": "cursor",
     "DistributedSampler": "tracking",
+    "Fill": "packing",
     "Ledger": "ledger",
     "Microbatch": "loader",
+    "NoPacking": "packing",
     "Recipe": "cursor",
     "ResumableLoader": "loader",
     "ResumableSampler": "sampler",

@@ -18,6 +18,7 @@ TORCH_FREE = [
     "resumable_data.cursor",
     "resumable_data.ledger",
     "resumable_data.audit",
+    "resumable_data.packing",
     "resumable_data.logs",
     "resumable_data.lookup",
     "resumable_data.shadowing",

@@ -1,0 +1,22 @@
+"""Packing: documents become rows of one length, alike on every machine. Never imports torch."""
+
+from __future__ import annotations
+
+from resumable_data.packing.policies import BestFit, Carry, Concat, Fill, NoPacking, Policy
+from resumable_data.packing.registry import policy_from_description
+from resumable_data.packing.rows import PackedRows
+from resumable_data.packing.windows import DEFAULT_WINDOW, PlannedWindow, WindowPlan
+
+__all__ = [
+    "DEFAULT_WINDOW",
+    "BestFit",
+    "Carry",
+    "Concat",
+    "Fill",
+    "NoPacking",
+    "PackedRows",
+    "PlannedWindow",
+    "Policy",
+    "WindowPlan",
+    "policy_from_description",
+]
