@@ -182,11 +182,7 @@ class Ledger:
         number, newest = self._newest_claim()
         shape = mesh or _one_axis(num_replicas)
         wanted = Claim(run_id, number, start, num_replicas, microbatch, epochs, _package_version(), shape)
-        if (
-            newest
-            and msgspec.structs.replace(newest, older=()) == wanted
-            and not self._has_file(number, rank, peer)
-        ):
+        if newest and msgspec.structs.replace(newest, older=()) == wanted and not self._has_file(number, rank, peer):
             return newest
         return self.claim(
             start, num_replicas=num_replicas, microbatch=microbatch, epochs=epochs, run_id=run_id, mesh=mesh
