@@ -485,7 +485,7 @@ LIES = [
     ),
     Lie("rewind behind a commit", edited(2, (0,), lambda r: [*r[:8], Rewind(4), *r[8:]]), V, "RD303 a2 r0 u4"),
     Lie("rewind on one rank", edited(2, (0,), lambda r: [*r[:6], Rewind(5), *r[6:]]), V, "RD201 a2 r0 u5"),
-    Lie("updates after the end", claimed(2, epochs=4), V, "RD203 a2 r0-1 u7-8; RD304 a2"),
+    Lie("updates after the end", claimed(2, epochs=4), V, "RD203 a2 r0-1 u7-8; RD207 a2 r0-1 u9; RD304 a2"),
     # What cursors say.
     Lie(
         "gap between two attempts",
@@ -497,7 +497,7 @@ LIES = [
         "start at another place",
         started(2, samples=47, offset=1, coverage=()),
         V,
-        "RD201 a2 r0-1 u4-8; RD203 a2 r0-1 u4-8; RD401 a2",
+        "RD201 a2 r0-1 u4-8; RD203 a2 r0-1 u4-8; RD207 a2 r0-1 u9; RD401 a2",
     ),
     Lie(
         "other corpus, by length",
@@ -521,7 +521,7 @@ LIES = [
         "other global batch",
         started(2, recipe=make_recipe(23, 6, "carry")),
         V,
-        "RD201 a2 r0-1 u4-8; RD203 a2 r0-1 u4-8; RD402 a2",
+        "RD201 a2 r0-1 u4-8; RD203 a2 r0-1 u4-8; RD207 a2 r0-1 u9; RD402 a2",
     ),
     Lie(
         "migration that nobody declared",
