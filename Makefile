@@ -35,6 +35,7 @@ test: lint
 	$(BIN)/python -m pytest --doctest-modules resumable_data
 	$(PYTEST) -m "not slow"
 
+# Some of the slow tests need strace: apt-get install strace
 test-full: lint $(INTEROP_STAMP)
 	$(BIN)/python -m pytest --doctest-modules resumable_data
 	$(PYTEST)

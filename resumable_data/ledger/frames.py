@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 import xxhash
@@ -70,24 +71,36 @@ def shown(path: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
 
 
-def open_regular(path: Path) -> IO[bytes]:
+@contextmanager
+def open_regular(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading, and only a regular file: no symbolic link, FIFO, device or directory.
 
     Raises:
         LedgerCorruptError: It is something else.
-        LedgerError: It cannot be opened.
+        LedgerError: It cannot be opened, or what is done with it inside the block fails.
     """
+    try:
+        with open(_open_regular(path), "rb", buffering=0) as file:
+            yield file
+    except OSError as error:
+        raise LedgerError(f"cannot read {shown(path)}: {error.strerror}. Nothing was audited.") from error
+
+
+def _open_regular(path: Path) -> int:
     try:
         # O_NONBLOCK: opening a FIFO must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+    except OSError:
         if path.is_symlink():
             raise not_regular(path, "a symbolic link") from None
-        raise LedgerError(f"cannot read {shown(path)}: {error.strerror}. Nothing was audited.") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise not_regular(path, "something else")
+    except BaseException:
         os.close(descriptor)
-        raise not_regular(path, "something else")
-    return open(descriptor, "rb", buffering=0)
+        raise
+    return descriptor
 
 
 def measure(path: Path, stop: int | None = None) -> tuple[int, int]:
@@ -215,10 +228,7 @@ class FrameReader:
         return self.corrupt(12, f"a {name} file (kind {kind})", f"kind {found_kind}")
 
     def _fill(self) -> bool:
-        try:
-            block = self._file.read(_BLOCK_BYTES if self._left is None else min(_BLOCK_BYTES, self._left))
-        except OSError as error:
-            raise LedgerError(f"cannot read {shown(self.path)}: {error.strerror}. Nothing was audited.") from error
+        block = self._file.read(_BLOCK_BYTES if self._left is None else min(_BLOCK_BYTES, self._left))
         self._left = None if self._left is None else self._left - len(block)
         self._rest += block
         return bool(block)

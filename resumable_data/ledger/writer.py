@@ -252,9 +252,13 @@ class RankWriter:
         except OSError as error:
             self._fail(error)
 
-    def __del__(self) -> None:
-        with suppress(OSError):
-            self._release()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # nothing global is used: the interpreter may be shutting down
+        if self._descriptor >= 0:
+            try:  # noqa: SIM105
+                close(self._descriptor)
+            except OSError:
+                pass
 
     def _unfold(self) -> None:
         fold, self._fold = self._fold, None
@@ -325,11 +329,10 @@ class RankWriter:
             raise LedgerWriteError(message) from error
         _logger.error("%s Training goes on.", message)
 
-    def _release(self, close: Callable[[int], None] = os.close) -> None:
-        # nothing global is used: the interpreter may be shutting down
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            close(descriptor)
+    def _release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, _NOT_OPEN
+        if descriptor != _NOT_OPEN:
+            os.close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

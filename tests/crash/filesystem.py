@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NUMBERS = count(1)
+_DESCRIPTORS = 1 << 30  # none of the kernel's
 
 SHORT_WRITE = -1
 KILL = -2
@@ -145,7 +146,7 @@ class Disk:
             self._change(path, node)
         if node is None:
             raise _error(errno.ENOENT)
-        descriptor = 1000 + len(self.opened)
+        descriptor = _DESCRIPTORS + len(self.opened)
         self.opened[descriptor] = node
         return descriptor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.errors import LedgerCorruptError, LedgerError
+from resumable_data.ledger import frames
 from resumable_data.ledger.frames import (
     CLAIM_KIND,
     RANK_KIND,
@@ -18,6 +20,7 @@ from resumable_data.ledger.frames import (
     chain_checksum,
     make_frame,
     make_head,
+    measure,
     open_regular,
     shown,
 )
@@ -216,10 +219,39 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     for name in ("fifo", "link", "folder"):
-        with pytest.raises(LedgerCorruptError, match="expected a regular file"):
-            open_regular(tmp_path / name)
-    with pytest.raises(LedgerError, match="No such file"):
-        open_regular(tmp_path / "nothing")
+        with pytest.raises(LedgerCorruptError, match="expected a regular file"), open_regular(tmp_path / name):
+            pass
+    with pytest.raises(LedgerError, match="No such file"), open_regular(tmp_path / "nothing"):
+        pass
+
+
+@pytest.mark.parametrize("call", ["fstat", "pread", "read", "close"])
+def test_a_disk_that_fails_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Whatever the disk refuses, the error says which file cannot be read."""
+    path = tmp_path / "file"
+    path.write_bytes(file_of(PAYLOADS))
+
+    class Failing(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return fail() if call == "read" else super().read(size) or b""
+
+        def close(self) -> None:
+            super().close()
+            if call == "close":
+                fail()
+
+    def fail(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    def try_it() -> None:
+        with monkeypatch.context() as patch:
+            if call in ("fstat", "pread"):
+                patch.setattr(os, call, fail)
+            patch.setattr(frames, "open", lambda descriptor, *_, **__: Failing(descriptor), raising=False)
+            _ = measure(path) if call == "pread" else read(path)
+
+    with pytest.raises(LedgerError, match=r"cannot read .*file: Input/output error"):
+        try_it()
 
 
 def test_names_are_shown_escaped() -> None:
