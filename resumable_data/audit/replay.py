@@ -112,7 +112,7 @@ class Replay:
 
 def is_reachable(cursor: Cursor) -> bool:
     """Whether its numbers are small enough to count with in int64; any real run's are."""
-    counters = (cursor.updates, cursor.position, cursor.samples, cursor.padding, cursor.dropped)
+    counters = (cursor.updates, cursor.batches, cursor.position, cursor.samples, cursor.padding, cursor.dropped)
     batches = [cursor.recipe.global_batch] + [
         value
         for migration in cursor.migrations
