@@ -11,7 +11,6 @@ from resumable_data.ledger.layout import CLAIM_NAME
 from tests.unit.audit.test_lies import write_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _SMALL = (0, 1, 2, 3, 255, 1 << 20, 1 << 24, (1 << 24) + 1, 1 << 31, 1 << 40, (1 << 40) + 1, (1 << 53) + 1, 1 << 60)
@@ -40,7 +39,7 @@ def numbers_in(file: Path) -> list[Place]:
     return [
         Place(file, record, keys)
         for record, payload in enumerate(payloads_of(file))
-        for keys in _leaves(msgspec.msgpack.decode(payload))
+        for keys in numbers_under(msgspec.msgpack.decode(payload))
         if keys != (0,)
     ]
 
@@ -59,9 +58,9 @@ def forge(changes: dict[Place, Any]) -> None:
         write_frames(file, kind, [msgspec.msgpack.encode(record) for record in records])
 
 
-def _leaves(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def numbers_under(value: Any, keys: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to all integers in nested lists and dictionaries."""
     if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(inner, (*keys, key))
-    elif isinstance(value, int) and not isinstance(value, bool):
-        yield keys
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [found for key, inner in items for found in numbers_under(inner, (*keys, key))]
+    return [keys] if isinstance(value, int) and not isinstance(value, bool) else []
