@@ -15,6 +15,7 @@ from resumable_data.audit.rows import digests, expand, is_possible
 from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
 from resumable_data.audit.updates import Course, Shares, num_microbatches, shares
 from resumable_data.cursor import CoverageSpan
+from resumable_data.ledger.columns import gather
 from resumable_data.ledger.records import Jump
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 4
 _CHUNK_UPDATES = 1 << 17
+_BLOCK_RECORDS = 1 << 12
 _PARTS_MAX = 1 << 20
 _UNSEEN_MAX = 1 << 22  # microbatches
 _REACH_MAX = 1 << 24  # positions from a record's first row to its last, where no update is longer
@@ -364,7 +366,8 @@ class _RankAudit:
         """Follow the file's deliveries, block after block; set `_found` for each expected microbatch that is there."""
         earliest_rewind = self._earliest_rewind(log)
         first = 0
-        for records in log.deliveries():
+        # blocks of a few hundred long records would cost more for numpy's calls than for its work
+        for records in gather(log.deliveries(), _BLOCK_RECORDS):
             places = np.arange(first, first + len(records))
             self._check_block(log, records, places, earliest_rewind(places))
             first += len(records)

@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from numpy.typing import NDArray
 
     from resumable_data.ledger.records import Delivered
@@ -119,6 +121,18 @@ def concatenate(blocks: list[Deliveries]) -> Deliveries:
     columns += [np.stack([getattr(block, name) for name in COLUMNS]) for block in blocks]
     digests = [np.empty(0, np.uint64), *(block.digest for block in blocks)]
     return deliveries_of(np.concatenate(columns, axis=1), np.concatenate(digests))
+
+
+def gather(blocks: Iterable[Deliveries], num_records: int) -> Iterator[Deliveries]:
+    """The same deliveries in blocks of at least `num_records`, but for the last one."""
+    held: list[Deliveries] = []
+    for block in blocks:
+        held.append(block)
+        if sum(map(len, held)) >= num_records:
+            yield held[0] if len(held) == 1 else concatenate(held)
+            held = []
+    if held:
+        yield concatenate(held)
 
 
 def shape_of(record: Delivered) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ _HEAD = struct.Struct("<8sII")
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 _BORDER = struct.Struct("<QI")
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 21
 _SEARCHED_BYTES_MAX = 4096
 _SECTOR_BYTES = 512  # a disk writes whole ones
 
@@ -237,17 +237,20 @@ class FrameReader:
         """Take the whole frames at the head of what was read; their payloads."""
         payloads: list[bytes] = []
         buffer, longest, size = self._rest, self.payload_bytes_max, len(self._rest)
-        # One call for a frame's checksum and the next one's length; zeros stand in for the length after the last frame.
-        checksum_and_length_at, checksum_of, padded = _BORDER.unpack_from, chain_checksum, buffer + b"\0\0\0\0"
+        # one call for a frame's checksum and the next one's length, but for the last frame
+        checksum_and_length_at, checksum_of = _BORDER.unpack_from, chain_checksum
         used, chain, broken = 0, self._chain, None
-        length = _LENGTH.unpack_from(padded)[0] if size else 0
+        length = _LENGTH.unpack_from(buffer)[0] if size >= _LENGTH.size else 0
         while 0 < length <= longest and len(payloads) != at_most:
             stop = used + 4 + length
             if stop + 8 > size:
                 break
             payload = buffer[used + 4 : stop]
             checksum = checksum_of(payload, chain)
-            found, length = checksum_and_length_at(padded, stop)
+            if stop + 12 <= size:
+                found, length = checksum_and_length_at(buffer, stop)
+            else:
+                found, length = _CHECKSUM.unpack_from(buffer, stop)[0], 0
             if checksum != found:
                 broken = (stop + 8 - used, checksum, found)
                 break

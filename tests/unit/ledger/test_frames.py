@@ -58,7 +58,7 @@ def test_payloads_come_back(tmp_path: Path) -> None:
 def test_many_blocks(tmp_path: Path) -> None:
     """Files larger than a block are read whole, and each batch knows where it starts."""
     path = tmp_path / "file"
-    payloads = [b"%07d" % number * 13 for number in range(30_000)]
+    payloads = [b"%07d" % number * 13 for number in range(60_000)]
     path.write_bytes(file_of(payloads))
     with open_regular(path) as file:
         frames = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=100)
