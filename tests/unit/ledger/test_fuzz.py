@@ -85,8 +85,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def good(folder: Path) -> dict[str, bytes]:
     """A claim, and rank files with digests, full IDs and folded records, as they are written."""
     files = {}
-    for name, options in (("digest", {}), ("full", {"ids": "full"}), ("fold", {"fold_rows": 3, "key": "x"})):
-        ledger = Ledger(folder / name, on_error="raise", **options)  # type: ignore[arg-type]
+    options: dict[str, dict[str, Any]]
+    options = {"digest": {}, "full": {"ids": "full"}, "fold": {"fold_rows": 3, "key": "x"}}
+    for name, kept in options.items():
+        ledger = Ledger(folder / name, on_error="raise", **kept)
         claim = ledger.claim(START, num_replicas=1, microbatch=2, epochs=None, run_id="aa")
         writer, position = ledger.open_rank(claim, rank=0), 0
         for update in range(4):
@@ -326,7 +328,7 @@ def test_devices_and_directories_are_not_opened_as_files(path: str) -> None:
         measure(Path(path))
 
 
-NAMES = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=("Cs",)), min_size=1, max_size=20)
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
 @given(name=NAMES.filter(lambda name: name not in (".", "..")))
