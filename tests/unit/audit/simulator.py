@@ -48,13 +48,16 @@ class Killed(Exception):
     """The job died."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Checkpoint:
     """A saved cursor, what had been trained on, and what the ledger says of it."""
 
     cursor: Cursor
     trained: Counter[int]
     recorded: Counter[int] = field(default_factory=Counter)
+
+    def __repr__(self) -> str:
+        return f"<save of attempt {self.cursor.attempt} at update {self.cursor.updates}>"
 
 
 def take_update(recipe: Recipe, position: int, epochs: int | None) -> Update | None:
