@@ -83,9 +83,9 @@ def test_forged_numbers_give_a_report_or_an_error_of_ours(forgery: Forgery, data
 
 @pytest.mark.slow
 def test_every_number_of_a_ledger_is_forged(forgery: Forgery) -> None:
-    """Each number of each record, with each extreme value."""
-    for place in forgery.places:
-        for value in EXTREMES:
+    """Each number of each record; the extreme values take turns, each number gets every fifth."""
+    for number, place in enumerate(forgery.places):
+        for value in EXTREMES[number % 5 :: 5]:
             forgery.audit({place: value})
 
 
