@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from resumable_data.audit.branch import Branch
 from resumable_data.audit.findings import Finding, Issue, finding, gather_issues
-from resumable_data.audit.history import NUM_UPDATES_MAX
-from resumable_data.audit.rank_audit import Change, RankResult, reached_position, step_stops
+from resumable_data.audit.history import NUM_UPDATES_MAX, claim_stretch, require_room
+from resumable_data.audit.rank_audit import Change, RankResult
 from resumable_data.audit.report import AttemptReport, Bounds
+from resumable_data.audit.timeline import reached_position, step_stops
+from resumable_data.audit.updates import Course
 
 if TYPE_CHECKING:
-    from resumable_data.audit.history import Attempt
-    from resumable_data.audit.rank_audit import Branch
+    from resumable_data.audit.history import Attempt, History
     from resumable_data.audit.rank_files import RankFiles, Scan
     from resumable_data.audit.unreadable import UnreadableSample
     from resumable_data.cursor import CoverageSpan, Cursor
     from resumable_data.ledger import Claim
     from resumable_data.ledger.records import Jump
+    from resumable_data.order import Order
 
 
 class AttemptResult(NamedTuple):
@@ -44,7 +47,34 @@ class AttemptResult(NamedTuple):
     agreements: frozenset[CoverageSpan] = frozenset()
 
 
-def common_stop(scans: list[Scan]) -> int:
+def find_branch(history: History, number: int, files: RankFiles, order: Order | None, *, key: int = 0) -> Branch:
+    """An attempt's part of the surviving history: none of its updates where it is a dead one.
+
+    Args:
+        history: The ledger's attempts.
+        number: The attempt.
+        files: Its files. Where the history ends, and where a loop left epochs early, is known from all of them
+            together: in these cases they are read.
+        order: As in `Branch`.
+        key: As in `Branch`.
+
+    Raises:
+        LedgerCorruptError: Its updates lead beyond the positions that a run can reach.
+    """
+    claim, is_newest = history.attempts[number].claim, number == history.chain[-1]
+    counts_batches, child = claim.start.recipe.counts_batches, history.next_start(number)
+    scans = [files.scan(rank) for rank in range(claim.num_replicas)] if counts_batches or is_newest else []
+    stop = claim.start.next_index
+    if is_newest:
+        stop = _common_stop(scans)
+    elif child is not None:
+        stop = max(child.batches if counts_batches else child.updates, stop)
+    require_room(claim, stop)
+    jumps = _find_jumps(scans, stop) if counts_batches else []
+    return Branch(claim, Course.of(claim_stretch(claim), jumps), stop, order, key)
+
+
+def _common_stop(scans: list[Scan]) -> int:
     """The end of the newest attempt's part of the surviving history: the last commit found on all ranks.
 
     Where a file is missing or ends long before the others, it is the last commit found on any, and evidence of
@@ -58,7 +88,7 @@ def common_stop(scans: list[Scan]) -> int:
     return fewest.stop if is_plain_kill else most.stop
 
 
-def find_jumps(scans: list[Scan], stop_update: int) -> list[Jump]:
+def _find_jumps(scans: list[Scan], stop_update: int) -> list[Jump]:
     """Where the loop left an epoch early, of the updates before `stop_update`: as the longest file has it."""
     return [jump for jump in max(scans, key=_num_steps).jumps if jump.update < stop_update]
 

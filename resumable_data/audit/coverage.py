@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from resumable_data.audit.rank_audit import Branch, Change
+    from resumable_data.audit.branch import Branch
+    from resumable_data.audit.rank_audit import Change
 
     Vector = NDArray[np.int64]
 

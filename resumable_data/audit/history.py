@@ -18,6 +18,7 @@ from resumable_data.ledger.reader import read_claim
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from resumable_data.cursor import Cursor
     from resumable_data.ledger import Claim
 
 NUM_UPDATES_MAX = 1 << 27
@@ -54,6 +55,12 @@ class History(msgspec.Struct, frozen=True):
     def newest(self) -> Attempt:
         """The newest attempt."""
         return self.attempts[self.chain[-1]]
+
+    def next_start(self, number: int) -> Cursor | None:
+        """The cursor at which the surviving attempt after this one started; None for the newest, and for dead ones."""
+        if number not in self.chain or number == self.chain[-1]:
+            return None
+        return self.attempts[self.chain[self.chain.index(number) + 1]].claim.start
 
 
 def read_history(root: Path) -> History:

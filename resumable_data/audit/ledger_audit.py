@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from resumable_data.audit.attempt_audit import AttemptResult, audit_branch, audit_dead, common_stop, find_jumps
+from resumable_data.audit.attempt_audit import AttemptResult, audit_branch, audit_dead, find_branch
+from resumable_data.audit.branch import Branch
 from resumable_data.audit.coverage import check_partition, count_joints, count_multiplicity
 from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
 from resumable_data.audit.forks import check_forks
-from resumable_data.audit.history import History, claim_stretch, read_history, require_room
+from resumable_data.audit.history import History, read_history
 from resumable_data.audit.options import Limits, Options
-from resumable_data.audit.rank_audit import Branch
 from resumable_data.audit.rank_files import RankFiles
 from resumable_data.audit.replay import check_take_over, count_cursor
 from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.audit.unreadable import check_unreadable
-from resumable_data.audit.updates import Course, Stretch
+from resumable_data.audit.updates import Stretch
 from resumable_data.errors import UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.records import secret_key
@@ -107,23 +107,11 @@ def _audit(
     history: History, number: int, order: Order | None, branches: list[Branch], options: Options
 ) -> AttemptResult:
     """Audit an attempt of the chain, and add its branch."""
-    attempt = history.attempts[number]
-    claim, files = attempt.claim, RankFiles(attempt, options)
-    counts_batches, is_newest = claim.start.recipe.counts_batches, number == history.chain[-1]
-    # where the history ends, and where a loop left epochs early, is known from all files together
-    scans = [files.scan(rank) for rank in range(claim.num_replicas)] if counts_batches or is_newest else []
-    child = None
-    if is_newest:
-        stop = common_stop(scans)
-    else:
-        child = history.attempts[history.chain[history.chain.index(number) + 1]].claim.start
-        stop = max(child.batches if counts_batches else child.updates, claim.start.next_index)
-    require_room(claim, stop)
-    jumps = find_jumps(scans, stop) if counts_batches else []
-    branch = Branch(claim, Course.of(claim_stretch(claim), jumps), stop, order, options.key)
+    files = RankFiles(history.attempts[number], options)
+    branch = find_branch(history, number, files, order, key=options.key)
     check_partition(branch)
     branches.append(branch)
-    return audit_branch(branch, files, child)
+    return audit_branch(branch, files, history.next_start(number))
 
 
 def _spans(history: History, results: dict[int, AttemptResult]) -> list[tuple[str, CoverageSpan]]:

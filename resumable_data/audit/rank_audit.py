@@ -2,167 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from resumable_data.audit.branch import PARTS_MAX
 from resumable_data.audit.findings import Issue
-from resumable_data.audit.rows import digests, expand, is_possible
+from resumable_data.audit.rows import digests, expand
+from resumable_data.audit.timeline import earliest_rewind, reached_position, step_stops, surviving_jumps
 from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
-from resumable_data.audit.updates import Course, Shares, num_microbatches, shares
 from resumable_data.cursor import CoverageSpan
 from resumable_data.ledger.columns import gather
-from resumable_data.ledger.records import Jump
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from resumable_data.ledger import Claim
+    from resumable_data.audit.branch import Branch
+    from resumable_data.audit.updates import Shares
     from resumable_data.ledger.columns import Commits, Deliveries
     from resumable_data.ledger.reader import RankLog
-    from resumable_data.order import Order
-    from resumable_data.plan import Place
+    from resumable_data.ledger.records import Jump
 
     Vector = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
 
 _SHOWN = 4
-_CHUNK_UPDATES = 1 << 17
 _BLOCK_RECORDS = 1 << 12
-_PARTS_MAX = 1 << 20
 _UNSEEN_MAX = 1 << 22  # microbatches
-_REACH_MAX = 1 << 24  # positions from a record's first row to its last, where no update is longer
-_POSITION_MAX = 1 << 61
-
-
-class Totals(NamedTuple):
-    """What some updates take together.
-
-    Attributes:
-        samples: Their samples.
-        padding: Their padding rows.
-        kinds: The (rows, padding rows among them) that occur, and in how many updates.
-        first_over: The first of them that the run is too short for; None where there is none.
-        num_microbatches: Microbatches of each rank in each of them: (n,) int64.
-    """
-
-    samples: int
-    padding: int
-    kinds: dict[tuple[int, int], int]
-    first_over: int | None
-    num_microbatches: Vector
-
-
-class Branch(msgspec.Struct, frozen=True, dict=True):
-    """One attempt's part of the surviving history: its updates [first_update, stop_update).
-
-    Where the run is counted by batches, "update" stands for a batch of all ranks in names, here and in the ledger.
-
-    Attributes:
-        claim: The attempt's claim.
-        course: Its updates, from the cursor it starts at.
-        stop_update: Its updates before this one survived.
-        order: The order of the run; None where it cannot be rebuilt.
-        key: What keyed digests are keyed with, 0 where that is not known.
-    """
-
-    claim: Claim
-    course: Course
-    stop_update: int
-    order: Order | None
-    key: int = 0
-
-    @property
-    def counts_batches(self) -> bool:
-        """Whether its "updates" are batches."""
-        return self.course.recipe.counts_batches
-
-    @property
-    def word(self) -> str:
-        """What its "updates" are, in messages."""
-        return "batch" if self.counts_batches else "update"
-
-    @cached_property
-    def totals(self) -> Totals:
-        """What its updates take together, found in chunks: there may be millions of them."""
-        samples = padding = 0
-        kinds: Counter[tuple[int, int]] = Counter()
-        first_over, sizes = None, [np.empty(0, np.int64)]
-        for low in range(self.course.first_update, self.stop_update, _CHUNK_UPDATES):
-            updates = np.arange(low, min(low + _CHUNK_UPDATES, self.stop_update), dtype=np.int64)
-            spans = self.course.spans(updates)
-            rows = spans.num_samples + spans.padding
-            samples, padding = samples + int(spans.num_samples.sum()), padding + int(spans.padding.sum())
-            changes = (rows[1:] != rows[:-1]) | (spans.padding[1:] != spans.padding[:-1])
-            edges = [0, *(np.flatnonzero(changes) + 1).tolist(), rows.size]
-            for n, stop in itertools.pairwise(edges):
-                kinds[int(rows[n]), int(spans.padding[n])] += stop - n
-            if first_over is None and not spans.num_samples.all():
-                first_over = int(updates[int(np.argmin(spans.num_samples))])
-            sizes.append(self._sizes(rows))
-        return Totals(samples, padding, dict(kinds), first_over, np.concatenate(sizes))
-
-    def _sizes(self, num_rows: Vector) -> Vector:
-        return num_microbatches(num_rows, num_replicas=self.claim.num_replicas, microbatch=self.claim.microbatch)
-
-    @property
-    def samples(self) -> int:
-        """Samples of its updates."""
-        return self.totals.samples
-
-    @property
-    def padding(self) -> int:
-        """Padding rows of its updates."""
-        return self.totals.padding
-
-    def samples_of(self, rank: int) -> int:
-        """Samples that one rank reads of its updates."""
-        num_replicas = self.claim.num_replicas
-        return sum(
-            times * max(-(-(rows - padding - rank) // num_replicas), 0)
-            for (rows, padding), times in self.totals.kinds.items()
-        )
-
-    def position_before(self, update: int) -> int:
-        """Where an update starts, a later epoch's beginning that is jumped to left out."""
-        if update not in self._positions:
-            place = self.course.place_before(update)
-            self._positions[update] = place.epoch * self.course.recipe.length + place.offset
-        return self._positions[update]
-
-    @cached_property
-    def _positions(self) -> dict[int, int]:
-        return {}
-
-    @cached_property
-    def stop_place(self) -> Place:
-        """Where the update after its last one starts; `dropped` counts the samples skipped on the way there."""
-        place = self.course.place_before(self.stop_update)
-        stop = place.epoch * self.course.recipe.length + place.offset
-        return place._replace(dropped=stop - self.course.position - self.samples)
-
-    @property
-    def stop_position(self) -> int:
-        """`stop_place` as a position."""
-        return self.stop_place.epoch * self.course.recipe.length + self.stop_place.offset
-
-    def shares(self, rank: int, update: Vector, index: Vector, parts: Vector | int = 1) -> Shares:
-        """What microbatches [index, index + parts) of one rank hold: update, index (k,) int64."""
-        return shares(
-            self.course.spans(update),
-            rank,
-            index,
-            num_replicas=self.claim.num_replicas,
-            microbatch=self.claim.microbatch,
-            parts=parts,
-        )
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -219,63 +90,9 @@ class RankResult(msgspec.Struct):
     issues: list[Issue] = msgspec.field(default_factory=list)
 
 
-def step_stops(log: RankLog | None, claim: Claim) -> Vector:
-    """The update after each of a file's steps, for its commits in sequence: (n,) int64, none for a missing file.
-
-    A step commits one update; or, where the run is counted by batches, at least one. A file in which most of their
-    deliveries are missing is not believed: numbers alone must not decide how much is counted.
-    """
-    if log is None:
-        return np.empty(0, np.int64)
-    first, stops = claim.start.next_index, log.commits.update + 1
-    if claim.start.recipe.counts_batches:
-        in_sequence = (np.diff(stops, prepend=first) > 0) & (stops - first <= 2 * log.commits.after)
-    else:
-        in_sequence = stops == first + 1 + np.arange(stops.size)
-    return stops[: _leading(in_sequence)]
-
-
-def surviving_jumps(log: RankLog, stop_update: int) -> list[Jump]:
-    """Where a file says that its loop left an epoch early, rewound jumps and those from `stop_update` on left out."""
-    jumps, rewinds = log.jumps, log.rewinds
-    survives = earliest_rewind(rewinds.after, rewinds.update, jumps.after) > jumps.update
-    survives &= jumps.update < stop_update
-    columns = (jumps.update[survives].tolist(), jumps.position[survives].tolist())
-    return [Jump(update, position) for update, position in zip(*columns, strict=True)]
-
-
-def earliest_rewind(after: Vector, target: Vector, places: Vector) -> Vector:
-    """The earliest update that any later rewind goes back to.
-
-    Args:
-        after: (n,) int64, how many deliveries come before each rewind in the file.
-        target: (n,) int64, the update that each goes back to.
-        places: (k,) int64, places in the file, as numbers of deliveries before.
-
-    Returns:
-        (k,) int64, larger than any update where there is no later rewind.
-    """
-    lowest = np.append(np.minimum.accumulate(target[::-1])[::-1], np.iinfo(np.int64).max)
-    earliest: Vector = lowest[np.searchsorted(after, places, side="right")]
-    return earliest
-
-
-def reached_position(records: Deliveries) -> int:
-    """The position after the last sample of some deliveries; 0 where there is none."""
-    rows = np.maximum(records.count - records.padding, 0)
-    held = (rows > 0) & (records.stride <= _POSITION_MAX // np.maximum(rows, 1))
-    last = records.start[held] + records.stride[held] * (rows[held] - 1)
-    return int(np.minimum(last, _POSITION_MAX).max(initial=-1)) + 1
-
-
 def audit_rank(log: RankLog | None, rank: int, branch: Branch) -> RankResult:
     """Hold one rank's file against its share of a branch; None stands for a file that is missing."""
     return _RankAudit(rank, branch).run(log)
-
-
-def _leading(is_good: Mask) -> int:
-    """How many good ones come before the first bad one."""
-    return int(np.argmin(np.append(is_good, False)))
 
 
 class _RankAudit:
@@ -310,7 +127,7 @@ class _RankAudit:
         expected = float(self._num_microbatches.sum(dtype=np.float64))
         if expected <= _UNSEEN_MAX:
             return False
-        held = sum(int(np.minimum(block.parts, _PARTS_MAX).sum()) for block in log.deliveries())
+        held = sum(int(np.minimum(block.parts, PARTS_MAX).sum()) for block in log.deliveries())
         return expected > _UNSEEN_MAX + 2 * held
 
     def _give_up(self, log: RankLog | None) -> None:
@@ -428,12 +245,7 @@ class _RankAudit:
 
     def _check_possible(self, records: Deliveries) -> Mask:
         """Which records hold numbers that a run can reach: (n,) bool."""
-        microbatch = self._branch.claim.microbatch
-        count_max = np.minimum(records.parts, _PARTS_MAX) * microbatch
-        possible = is_possible(records.start, records.stride, records.count, records.padding, count_max=count_max)
-        possible &= (records.update >= self._first) & (records.parts <= _PARTS_MAX)
-        reach = max(self._branch.course.batch, _REACH_MAX)
-        possible &= (records.count <= 1) | (records.stride <= reach // np.maximum(records.count - 1, 1))
+        microbatch, possible = self._branch.claim.microbatch, self._branch.is_possible(records)
         if not possible.all():
             where = int(np.argmin(possible))
             self._result.unverified += int(np.minimum(records.count[~possible], microbatch).sum())
@@ -527,10 +339,7 @@ class _RankAudit:
         if branch.order is None or key is None:
             return
         records = records.take(records.count > 0)
-        wrap_at = None
-        if branch.course.recipe.tail.startswith("pad"):
-            length = branch.course.recipe.length
-            wrap_at = (branch.course.spans(records.update).start // length + 1) * length
+        wrap_at = branch.wrap_at(records.update)
         expected = digests(branch.order, records.start, records.stride, records.count, wrap_at, key)
         differs = expected != records.digest
         if differs.any():

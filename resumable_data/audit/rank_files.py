@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from resumable_data.audit.findings import Finding, finding
-from resumable_data.audit.rank_audit import RankResult, audit_rank, step_stops, surviving_jumps
+from resumable_data.audit.rank_audit import RankResult, audit_rank
 from resumable_data.audit.report import Bounds
+from resumable_data.audit.timeline import step_stops, surviving_jumps
 from resumable_data.errors import UsageError
 from resumable_data.ledger.columns import COLUMNS
 from resumable_data.ledger.frames import shown
@@ -22,9 +23,9 @@ from resumable_data.ledger.records import key_check
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from resumable_data.audit.branch import Branch
     from resumable_data.audit.history import Attempt
     from resumable_data.audit.options import Options
-    from resumable_data.audit.rank_audit import Branch
     from resumable_data.ledger.reader import RankLog
     from resumable_data.ledger.records import Jump
 

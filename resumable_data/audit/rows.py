@@ -78,14 +78,14 @@ def digests(
     result = np.empty(count.shape, np.uint64)
     for chunk in chunks(count):
         sizes = count[chunk]
-        ids = ids_of(order, start[chunk], stride[chunk], sizes, None if wrap_at is None else wrap_at[chunk])
+        ids = _ids_of(order, start[chunk], stride[chunk], sizes, None if wrap_at is None else wrap_at[chunk])
         data = ids.astype("<i8", copy=False).data.cast("B")
         edges = [0, *(8 * np.cumsum(sizes)).tolist()]
         result[chunk] = [xxhash.xxh3_64_intdigest(data[low:high], key) for low, high in itertools.pairwise(edges)]
     return result
 
 
-def ids_of(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None) -> Vector:
+def _ids_of(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None) -> Vector:
     """IDs of the rows of records, see `digests`: (count.sum(),) int64."""
     length = len(order)
     first, last = int(start.min()), int((start + stride * (count - 1)).max())
@@ -93,9 +93,14 @@ def ids_of(order: Order, start: Vector, stride: Vector, count: Vector, wrap_at: 
     is_in_one_epoch = last < (epoch + 1) * length
     if is_in_one_epoch and (wrap_at is None or last < int(wrap_at.min())):
         return order.ids(epoch, expand(start - epoch * length, stride, count))
+    return ids_at(order, positions_of(start, stride, count, wrap_at, length))
+
+
+def positions_of(start: Vector, stride: Vector, count: Vector, wrap_at: Vector | None, length: int) -> Vector:
+    """Positions of the samples that rows of records are, or repeat, see `digests`: (count.sum(),) int64."""
     positions = expand(start, stride, count)
     if wrap_at is not None:
         ends = np.repeat(wrap_at, count)
         beyond = positions >= ends
         positions[beyond] = ends[beyond] - length + (positions[beyond] - ends[beyond]) % length
-    return ids_at(order, positions)
+    return positions

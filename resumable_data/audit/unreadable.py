@@ -13,8 +13,8 @@ from resumable_data.order import ids_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from resumable_data.audit.branch import Branch
     from resumable_data.audit.findings import Finding
-    from resumable_data.audit.rank_audit import Branch
     from resumable_data.audit.report import Bounds
     from resumable_data.ledger.columns import Deliveries, UnreadableRows
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from resumable_data.audit.rows import chunks
 from resumable_data.errors import UsageError
 from resumable_data.lookup.walk import STATUSES, Status
 
@@ -31,7 +32,6 @@ ROW = np.dtype(
         ("status", "i1"),
     ]
 )
-_CHUNK_ROWS = 1 << 16
 
 
 def export_rows(walk: Walk, output: Path, *, everything: bool = False) -> int:
@@ -64,13 +64,8 @@ def tables(walk: Walk, everything: bool) -> Iterator[NDArray[Any]]:
     for part in walk.parts():
         held = np.ones(len(part.records), np.bool_) if everything else part.status == Status.COMMITTED
         records, status = part.records.take(held), part.status[held]
-        ends = np.cumsum(records.count)
-        first = 0
-        while first < len(records):
-            before = int(ends[first] - records.count[first])
-            stop = max(int(np.searchsorted(ends, before + _CHUNK_ROWS, side="right")), first + 1)
-            yield _table(walk, part._replace(records=records.take(slice(first, stop)), status=status[first:stop]))
-            first = stop
+        for chunk in chunks(records.count):
+            yield _table(walk, part._replace(records=records.take(chunk), status=status[chunk]))
 
 
 def _table(walk: Walk, part: Part) -> NDArray[Any]:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from resumable_data.audit.attempt_audit import common_stop, find_jumps
-from resumable_data.audit.history import claim_stretch, read_history
+from resumable_data.audit.attempt_audit import find_branch
+from resumable_data.audit.history import read_history
 from resumable_data.audit.options import Options
-from resumable_data.audit.rank_audit import Branch, earliest_rewind
 from resumable_data.audit.rank_files import RankFiles
-from resumable_data.audit.rows import expand, ids_of
-from resumable_data.audit.updates import Course
-from resumable_data.errors import UsageError
-from resumable_data.order import order_from_description
+from resumable_data.audit.rows import positions_of
+from resumable_data.audit.timeline import earliest_rewind
+from resumable_data.errors import LedgerCorruptError, UsageError
+from resumable_data.ledger.frames import shown
+from resumable_data.order import ids_at, order_from_description
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from resumable_data.audit.history import Attempt
+    from resumable_data.audit.branch import Branch
     from resumable_data.ledger.columns import Deliveries
     from resumable_data.order import Order
 
@@ -104,22 +104,9 @@ class Walk:
         for number in sorted(self.history.attempts):
             attempt = self.history.attempts[number]
             files = RankFiles(attempt, Options())
-            branch = self._branch(number, attempt, files)
+            branch = find_branch(self.history, number, files, self.order)
             for rank in range(attempt.claim.num_replicas):
                 yield from self._parts_of(branch, files, rank)
-
-    def _branch(self, number: int, attempt: Attempt, files: RankFiles) -> Branch:
-        """An attempt; of one that nothing of survives, no update does."""
-        claim, chain = attempt.claim, self.history.chain
-        scans = [files.scan(rank) for rank in range(claim.num_replicas)]
-        stop = claim.start.next_index
-        if number == chain[-1]:
-            stop = common_stop(scans)
-        elif number in chain:
-            child = self.history.attempts[chain[chain.index(number) + 1]].claim.start
-            stop = child.batches if claim.start.recipe.counts_batches else child.updates
-        jumps = find_jumps(scans, stop) if claim.start.recipe.counts_batches else []
-        return Branch(claim, Course.of(claim_stretch(claim), jumps), stop, self.order)
 
     def _parts_of(self, branch: Branch, files: RankFiles, rank: int) -> Iterator[Part]:
         log = files.read(rank)
@@ -128,6 +115,11 @@ class Walk:
         beyond = Status.IN_FLIGHT if branch.claim.attempt == self.history.chain[-1] else Status.ROLLED_BACK
         first = 0
         for records in log.deliveries():
+            if not branch.is_possible(records).all():
+                raise LedgerCorruptError(
+                    f"{shown(log.path)}: expected rows that a run can reach, found numbers beyond. They cannot be "
+                    "listed; the audit says which records hold them."
+                )
             places = np.arange(first, first + len(records))
             status = np.where(records.update < branch.stop_update, Status.COMMITTED, beyond).astype(np.int8)
             target = earliest_rewind(log.rewinds.after, log.rewinds.update, places)
@@ -137,19 +129,9 @@ class Walk:
 
     def rows(self, part: Part) -> Rows:
         """The rows of a part's deliveries, filler left out."""
-        records, length = part.records, len(self.order)
+        records = part.records
         record = np.repeat(np.arange(len(records)), records.count)
-        virtual = expand(records.start, records.stride, records.count)
-        ends = np.cumsum(records.count)
+        ends, wrap_at = np.cumsum(records.count), part.branch.wrap_at(records.update)
         is_padding = np.arange(record.size) >= np.repeat(ends - records.padding, records.count)
-        position, wrap_at = virtual, None
-        if records.padding.any():
-            wrap_at = (part.branch.course.spans(records.update).start // length + 1) * length
-            end = wrap_at[record]
-            position = np.where(virtual < end, virtual, end - length + (virtual - end) % length)
-        held = records.count > 0
-        of_order = np.empty(0, np.int64)
-        if held.any():
-            wraps = None if wrap_at is None else wrap_at[held]
-            of_order = ids_of(self.order, records.start[held], records.stride[held], records.count[held], wraps)
-        return Rows(record, position, of_order, is_padding)
+        position = positions_of(records.start, records.stride, records.count, wrap_at, len(self.order))
+        return Rows(record, position, ids_at(self.order, position), is_padding)

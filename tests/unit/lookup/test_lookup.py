@@ -6,20 +6,25 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.cli import main
-from resumable_data.errors import UsageError
+from resumable_data.errors import LedgerCorruptError, UsageError
+from resumable_data.ledger import Delivered
 from resumable_data.lookup import Walk, diff_ledgers, export_rows, find_sample, find_update
 from resumable_data.order import ids_at
 from tests.unit.audit.simulator import Run
 from tests.unit.audit.test_clean_histories import make_recipe
+from tests.unit.audit.test_lies import edit_rank
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from resumable_data.ledger.records import RankRecord
 
 TAILS = ("carry", "short", "drop", "pad")
 
@@ -168,3 +173,20 @@ def test_export_to_parquet(tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(output)
     assert table["position"].to_pylist() == [row["position"] for row in rows_of(run, everything=False)]
     assert set(table["status"].to_pylist()) == {"committed"}
+
+
+@pytest.mark.parametrize("changes", [{"count": 1 << 40}, {"stride": 1 << 61}, {"parts": 1 << 40}, {"start": 1 << 61}])
+def test_numbers_beyond_any_run_are_damage(tmp_path: Path, changes: dict[str, int]) -> None:
+    """They are named, and not computed with: neither memory nor time goes by what a file says of itself."""
+    run = make_run(tmp_path / "ledger")
+
+    def forge(records: list[RankRecord]) -> list[RankRecord]:
+        first = next(n for n, record in enumerate(records) if isinstance(record, Delivered))
+        return [*records[:first], msgspec.structs.replace(records[first], **changes), *records[first + 1 :]]
+
+    edit_rank(run, 1, 0, forge)
+    if "start" in changes:  # a position that a run may have: what is there is listed, and the audit finds it
+        assert any(one.position >= 1 << 61 for one in find_update(Walk(run.path), 0))
+        return
+    with pytest.raises(LedgerCorruptError, match="rows that a run can reach"):
+        find_update(Walk(run.path), 0)
