@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
     from resumable_data.logs import audit_ids
     from resumable_data.order import BlockShuffle, Sequential, Shuffle, TorchShuffle
-    from resumable_data.packing import BestFit, Concat, Fill, NoPacking
+    from resumable_data.packing import BestFit, Concat, Fill, NoPacking, PackedTokens
     from resumable_data.plan import BatchPlan
     from resumable_data.sampler import ResumableSampler
     from resumable_data.shadowing import audit_shadow, shadow
@@ -43,6 +43,7 @@ __all__ = [
     "Ledger",
     "Microbatch",
     "NoPacking",
+    "PackedTokens",
     "Recipe",
     "ResumableLoader",
     "ResumableSampler",
@@ -75,6 +76,7 @@ _HOMES = {
     "Ledger": "ledger",
     "Microbatch": "loader",
     "NoPacking": "packing",
+    "PackedTokens": "packing",
     "Recipe": "cursor",
     "ResumableLoader": "loader",
     "ResumableSampler": "sampler",

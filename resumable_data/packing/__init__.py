@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from resumable_data.packing.packed_tokens import PackedRow, PackedTokens
 from resumable_data.packing.policies import BestFit, Carry, Concat, Fill, NoPacking, Policy
 from resumable_data.packing.registry import policy_from_description
 from resumable_data.packing.rows import PackedRows
+from resumable_data.packing.run import PackedRun
+from resumable_data.packing.schedule import PackedSchedule
 from resumable_data.packing.windows import DEFAULT_WINDOW, PlannedWindow, WindowPlan
 
 __all__ = [
@@ -14,7 +17,11 @@ __all__ = [
     "Concat",
     "Fill",
     "NoPacking",
+    "PackedRow",
     "PackedRows",
+    "PackedRun",
+    "PackedSchedule",
+    "PackedTokens",
     "PlannedWindow",
     "Policy",
     "WindowPlan",

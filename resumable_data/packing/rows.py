@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -125,6 +126,16 @@ class PackedRows:
         counts = (int(np.count_nonzero(missing)), int(missing.sum()))
         told = (self.num_truncated_documents, self.num_truncated_tokens)
         _require(counts == told, f"{told[1]} truncated tokens in {told[0]} documents", f"{counts[1]} in {counts[0]}")
+
+
+def concatenate(parts: Sequence[PackedRows], row_length: int) -> PackedRows:
+    """The rows of some parts, one after another; what was truncated is not counted."""
+    edges = running_sum(np.concatenate([np.empty(0, np.int64), *(np.diff(part.edges) for part in parts)]))
+    columns = [
+        np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
+        for name in ("document", "start", "stop")
+    ]
+    return PackedRows(row_length, *columns, edges)
 
 
 def _check_structure(rows: PackedRows, num_documents: int) -> None:

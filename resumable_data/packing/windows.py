@@ -103,6 +103,11 @@ class WindowPlan:
         """Documents of an epoch."""
         return len(self._order)
 
+    @property
+    def row_length(self) -> int:
+        """Tokens of a full row."""
+        return self._row_length
+
     def describe(self) -> dict[str, int | str]:
         """What the rows depend on besides the order and the documents: the policy, with its keys, and the arguments."""
         arguments = {"row_length": self._row_length, "window": self._window, "seed": self._seed}

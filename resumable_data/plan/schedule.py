@@ -8,6 +8,7 @@ import msgspec
 
 from resumable_data.errors import UsageError
 from resumable_data.plan.batch_plan import BatchPlan, require_count
+from resumable_data.plan.packed_place import PackedPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +22,15 @@ _ENDLESS = 1 << 62
 
 
 class Place(NamedTuple):
-    """A place in the run: `offset` samples into `epoch`, and the samples skipped on the way there."""
+    """A place in the run: `offset` samples into `epoch`, and the samples skipped on the way there.
+
+    In a run over packed rows the epoch is 0, the offset counts rows of the whole run, and `packed` tells the rest.
+    """
 
     epoch: int
     offset: int
     dropped: int = 0
+    packed: PackedPlace | None = None
 
 
 class UpdateSpan(NamedTuple):
