@@ -21,6 +21,7 @@ import xxhash
 from resumable_data.cursor.coverage import MAX_SPANS, CoverageSpan
 from resumable_data.cursor.cursor import Cursor
 from resumable_data.errors import CorruptStateError, StateError
+from resumable_data.plan.packed_place import PackedPlace
 
 STATE_NUM_BYTES = 4096
 STATE_KEY = "resumable_data.cursor"
@@ -80,7 +81,9 @@ def _widest(cursor: Cursor) -> Cursor:
     """The longest that `cursor` can become while its recipe stays."""
     most = max(_MAX_COUNT, cursor.position, *(getattr(cursor, name) for name in _COUNTERS))
     spans = (CoverageSpan(most, most, (_MAX_LANE, _MAX_LANE)),) * MAX_SPANS
-    return msgspec.structs.replace(cursor, run_id="f" * 16, coverage=spans, **dict.fromkeys(_COUNTERS, most))
+    packed = PackedPlace(**dict.fromkeys(PackedPlace.__struct_fields__, most)) if cursor.packed else msgspec.UNSET
+    counters = dict.fromkeys(_COUNTERS, most)
+    return msgspec.structs.replace(cursor, run_id="f" * 16, coverage=spans, packed=packed, **counters)
 
 
 def decode_cursor(data: bytes | bytearray | memoryview) -> Cursor:

@@ -11,6 +11,7 @@ from resumable_data.cursor.recipe import Recipe, RecipeChange
 from resumable_data.cursor.takeover import SamplerRun, TakeOver, take_over_consumed
 from resumable_data.errors import CorruptStateError, UsageError
 from resumable_data.order import Sequential, TorchShuffle, check_order
+from resumable_data.plan.packed_place import PackedPlace
 from resumable_data.plan.schedule import Place, Schedule
 
 if TYPE_CHECKING:
@@ -60,15 +61,18 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         applied: Updates whose optimizer step was taken.
         skipped: Updates whose optimizer step was skipped, say by a loss scaler; their samples are consumed.
         samples: Samples committed; padding and dropped samples are not among them.
-        tokens: Target tokens of the committed samples, where their number is known ahead; with
-            ``normalize="targets"`` those counted, padding rows included; else 0.
-        epoch: Epoch of the next sample. The end of epoch e is (e + 1, 0).
+        tokens: Of packed rows, the committed tokens of documents. Else target tokens of the committed samples, where
+            their number is known ahead; with ``normalize="targets"`` those counted, padding rows included; else 0.
+        epoch: Epoch of the next sample. The end of epoch e is (e + 1, 0). Packed rows are numbered through all epochs,
+            so that it is 0 with them, `offset` counts rows of the run, and `packed` tells epoch and window.
         offset: Samples of `epoch` that are behind the cursor, in [0, N).
         padding: Rows committed that repeated a sample to fill an update (``tail="pad"``).
         dropped: Samples skipped at the ends of epochs (``tail="drop"``).
         batches: Batches committed, each of all ranks, in a run over a DataLoader and a DistributedSampler; else 0.
         migrations: Declared changes of the recipe, oldest first.
         coverage: Digests of what was delivered, of one or more spans of committed positions.
+        packed: The place of the next packed row, and the documents and tokens behind it; `msgspec.UNSET`, and not in
+            the JSON, in other runs.
         taken_over: Where the run was taken over from another loader; `msgspec.UNSET`, and not in the JSON, where
             it was not.
     """
@@ -89,6 +93,17 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     migrations: tuple[Migration, ...] = ()
     coverage: tuple[CoverageSpan, ...] = ()
     taken_over: TakeOver | msgspec.UnsetType = msgspec.UNSET
+    packed: PackedPlace | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def begin(cls, recipe: Recipe) -> Cursor:
+        """The cursor of a run that begins."""
+        return cls(recipe=recipe, packed=PackedPlace() if recipe.is_packed else msgspec.UNSET)
+
+    @property
+    def target_tokens(self) -> int:
+        """Target tokens committed: of packed rows those with a label, else `tokens`."""
+        return self.packed.target_tokens if self.packed else self.tokens
 
     @property
     def updates(self) -> int:
@@ -138,12 +153,13 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             applied=self.applied + done.applied,
             skipped=self.skipped + done.skipped,
             samples=self.samples + done.samples,
-            tokens=self.tokens + done.tokens,
+            tokens=place.packed.tokens if place.packed else self.tokens + done.tokens,
             epoch=place.epoch,
             offset=place.offset,
             padding=self.padding + done.padding,
             dropped=self.dropped + advanced - done.samples,
             batches=self.batches + done.batches,
+            packed=place.packed or self.packed,
         )
 
     def with_coverage(self, span: CoverageSpan) -> Cursor:
@@ -188,6 +204,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise _contradiction(f"counters of at least 0 and an offset in [0, {length})", self)
         if self.samples + self.dropped != self.position:
             raise _contradiction(f"samples and dropped ones that add up to the position, {self.position}", self)
+        self._check_packed()
         first = self._check_take_over()
         edges = [edge for span in self.coverage for edge in (span.start, span.stop)]
         if edges != sorted(edges) or (edges and not first <= edges[0] <= edges[-1] <= self.position):
@@ -195,6 +212,15 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise _contradiction(expected, self.coverage)
         if not all(0 <= lane < 1 << 64 for span in self.coverage for lane in span.lanes):
             raise _contradiction("digests of two 64-bit numbers", self.coverage)
+
+    def _check_packed(self) -> None:
+        """Make sure that there is a place among packed rows where the recipe is of such, and that it can be one."""
+        if bool(self.packed) != self.recipe.is_packed:
+            raise _contradiction("a place among packed rows exactly where the recipe is of packed rows", self)
+        if self.packed:
+            counts = msgspec.structs.astuple(self.packed)
+            if min(counts) < 0 or self.packed.tokens != self.tokens or self.packed.target_tokens > self.tokens:
+                raise _contradiction("counts of at least 0, and the tokens of its place among packed rows", self)
 
     def _check_take_over(self) -> int:
         """Make sure that the take-over, where there is one, can have led here; the first position after it."""

@@ -8,6 +8,7 @@ import msgspec
 
 from resumable_data.errors import UsageError
 from resumable_data.plan.batch_plan import require_count
+from resumable_data.plan.packed_place import PACKED_KIND
 from resumable_data.plan.schedule import RANK_TAILS, TAILS
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 RecipeValue = int | str | None
 
-ALLOWED_CHANGES = frozenset({"global_batch", "tail", "normalize", "fingerprint"})
+ALLOWED_CHANGES = frozenset({"global_batch", "batch_unit", "tail", "normalize", "fingerprint"})
 """Fields that `load_state_dict` may be told to change; all others give positions another meaning."""
 
 MAX_FINGERPRINT_BYTES = 512
@@ -24,6 +25,7 @@ _EFFECTS = {
     "order": "the same positions would name other samples: some would be repeated and others never seen",
     "fingerprint": "the same sample IDs would name other contents",
     "global_batch": "updates would take another number of samples, and the schedules that count updates shift",
+    "batch_unit": "updates would be counted in another unit, and take another number of samples",
     "tail": "other samples would be dropped, padded or carried over at the ends of epochs",
     "normalize": "samples would weigh differently in the gradient",
 }
@@ -35,8 +37,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     World size, microbatch, workers and the number of epochs are not in it: they may always change.
 
     Attributes:
-        order: The order's `describe()`: kind, version, length, seed, name.
-        global_batch: Samples of one update.
+        order: The order's `describe()`: kind, version, length, seed, name. Or that of a
+            `resumable_data.packing.PackedTokens`.
+        global_batch: Samples of one update, or tokens.
+        batch_unit: ``"tokens"`` where `global_batch` counts tokens of packed rows; `msgspec.UNSET`, and not in the JSON,
+            where it counts samples.
         tail: What happens at the end of an epoch, see `Schedule`.
         normalize: What the gradient is a mean over, ``"samples"``, ``"tokens"`` or ``"targets"``.
         fingerprint: What identifies the dataset's contents (a tokenizer, a data version), or None.
@@ -50,12 +55,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tail: str = "carry"
     normalize: str = "samples"
     fingerprint: str | None = None
+    batch_unit: str | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         require_count("length of the order", self.order.get("length"))
         require_count("global_batch", self.global_batch)
         if self.tail not in (*TAILS, *RANK_TAILS):
             raise UsageError(f"tail must be one of {TAILS}, got {self.tail!r}")
+        if self.is_packed and self.tail != "carry":
+            raise UsageError(
+                f'tail must be "carry" for packed rows, got {self.tail!r}: how many rows an epoch has is not known before '
+                "all of it is planned, so there is no last update of an epoch to cut, drop or fill up."
+            )
+        if self.batch_unit is not msgspec.UNSET and (self.batch_unit != "tokens" or not self.is_packed):
+            raise UsageError(f'batch_unit can only be "tokens", and of packed rows, got {self.batch_unit!r}')
         if self.fingerprint is not None:
             _check_fingerprint(self.fingerprint)
 
@@ -63,6 +76,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def length(self) -> int:
         """Samples of one epoch."""
         return int(self.order["length"])
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether positions are rows of packed tokens, numbered through all epochs."""
+        return self.order.get("kind") == PACKED_KIND
 
     @property
     def counts_batches(self) -> bool:
@@ -73,6 +91,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """All fields by their names in messages and in ``allow=``, the order's as ``order.seed`` and so on."""
         flat: dict[str, RecipeValue] = {f"order.{key}": value for key, value in sorted(self.order.items())}
         flat["global_batch"] = self.global_batch
+        if self.batch_unit:
+            flat["batch_unit"] = self.batch_unit
         flat["tail"] = self.tail
         flat["normalize"] = self.normalize
         flat["fingerprint"] = self.fingerprint

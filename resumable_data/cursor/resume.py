@@ -15,10 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from resumable_data.order import Order
-    from resumable_data.plan import Schedule
+    from resumable_data.packing import PackedTokens
+    from resumable_data.plan import RunSchedule
 
 
-def new_cursor(order: Order, *, global_batch: int, tail: str, normalize: str, fingerprint: str | None) -> Cursor:
+def new_cursor(
+    order: Order | PackedTokens,
+    *,
+    global_batch: int,
+    tail: str,
+    normalize: str,
+    fingerprint: str | None,
+    batch_unit: str | msgspec.UnsetType = msgspec.UNSET,
+) -> Cursor:
     """The cursor of a run that begins; for the arguments see `Recipe`.
 
     Raises:
@@ -26,15 +35,20 @@ def new_cursor(order: Order, *, global_batch: int, tail: str, normalize: str, fi
         StateError: The recipe is too long for a checkpoint: better found now than at some save.
     """
     recipe = Recipe(
-        order=order.describe(), global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
+        order=order.describe(),
+        global_batch=global_batch,
+        tail=tail,
+        normalize=normalize,
+        fingerprint=fingerprint,
+        batch_unit=batch_unit,
     )
-    cursor = Cursor(recipe=recipe)
+    cursor = Cursor.begin(recipe)
     require_room(cursor)
     return cursor
 
 
 def resume_cursor(
-    saved: Cursor, recipe: Recipe, *, allow: Collection[str] = (), schedule: Schedule | None = None
+    saved: Cursor, recipe: Recipe, *, allow: Collection[str] = (), schedule: RunSchedule | None = None
 ) -> Cursor:
     """The cursor that a job with `recipe` starts at, to go on from `saved`.
 

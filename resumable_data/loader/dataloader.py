@@ -13,7 +13,7 @@ from resumable_data.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from resumable_data.loader.fetch import FetchDataset, Fetched, RequestQueue
+    from resumable_data.loader.fetch import Fetched, RequestQueue
 
 DATALOADER_OPTIONS = frozenset(
     {
@@ -32,7 +32,7 @@ _OWN_OPTIONS = frozenset({"num_workers", "pin_memory"})
 
 
 def make_dataloader(
-    dataset: FetchDataset, requests: RequestQueue, **options: Any
+    dataset: torch.utils.data.Dataset[Fetched], requests: RequestQueue, **options: Any
 ) -> torch.utils.data.DataLoader[Fetched]:
     """A DataLoader that fetches `requests`, one whole microbatch each, in their order.
 

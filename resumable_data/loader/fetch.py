@@ -19,6 +19,7 @@ from resumable_data.sampler import repeated_positions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from resumable_data.packing import PackedRows
     from resumable_data.rng import Request
     from resumable_data.sampler import MicrobatchRows
 
@@ -223,6 +224,20 @@ def name_sample(rows: MicrobatchRows, row: int | None) -> str:
     return f"sample {rows.ids[row]} (position {rows.positions()[row]} of the run)"
 
 
+class Pending(NamedTuple):
+    """What was asked for and is not delivered yet.
+
+    Attributes:
+        rows: The rows.
+        digest: xxh3_64 of the IDs asked for, filler rows' included.
+        packed: Their pieces, where they are packed rows.
+    """
+
+    rows: MicrobatchRows
+    digest: int
+    packed: PackedRows | None = None
+
+
 class RequestQueue:
     """What the DataLoader asks its workers for, and what they were asked for and did not deliver yet.
 
@@ -236,20 +251,21 @@ class RequestQueue:
     def __init__(self, length: int) -> None:
         self._length = length
         self._rows: Iterator[MicrobatchRows] = iter(())
-        self._pending: deque[tuple[MicrobatchRows, int]] = deque()
+        self._pending: deque[Pending] = deque()
 
-    def start(self, rows: Iterator[MicrobatchRows]) -> deque[tuple[MicrobatchRows, int]]:
-        """Ask for `rows` from now on; the queue returned fills with them and the digests of what is asked for."""
+    def start(self, rows: Iterator[MicrobatchRows]) -> deque[Pending]:
+        """Ask for `rows` from now on; the queue returned fills with what is asked for."""
         self._rows = rows
         self._pending = deque()
         return self._pending
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Any]:
+        """What a fetching dataset is asked for: a `Request` for each microbatch."""
         pending = self._pending
         for rows in self._rows:
             ids, repeats = rows.ids_bytes, b""
             if rows.num_filler or rows.num_padding:
                 ids += rows.filler_id.to_bytes(8, sys.byteorder) * rows.num_filler
                 repeats = repeated_positions(rows, self._length).tobytes()
-            pending.append((rows, xxh3_64_intdigest(ids)))
+            pending.append(Pending(rows, xxh3_64_intdigest(ids)))
             yield ids, rows.start, rows.shape.stride, repeats

@@ -6,20 +6,15 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from torch.utils.data import default_collate
-
-from resumable_data.cursor import new_cursor
 from resumable_data.errors import UsageError
 from resumable_data.ledger import Ledger
-from resumable_data.loader.fetch import FetchDataset
-from resumable_data.loader.options import check_dataset, choose_order
+from resumable_data.loader.content import content_of
 from resumable_data.loader.reading import Reader
 from resumable_data.loader.remap import Placement, check_remap, remap_settings
-from resumable_data.loader.seeding import SeededFetchDataset
 from resumable_data.loader.session import JobSettings, Session
 from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
-from resumable_data.sampler import LossWeight, RankLayout, RankRows, TargetTokens
+from resumable_data.sampler import LossWeight, RankLayout
 from resumable_data.sampler.state import make_state, start_cursor
 
 if TYPE_CHECKING:
@@ -40,9 +35,11 @@ class ResumableLoader:
     """Gives each rank its microbatches of a global order, and keeps the cursor of what was committed.
 
     Args:
-        dataset: Map-style; ``__getitems__`` is used where it exists.
+        dataset: Map-style; ``__getitems__`` is used where it exists. Or a `PackedTokens`, whose rows then take the
+            place of samples, see below.
         order: What is at each position; a `Shuffle` of the dataset by `seed` when None.
         global_batch: Samples per optimizer update, over all ranks.
+        global_batch_tokens: In its place for packed rows: an update takes rows until they hold so many tokens.
         microbatch: The largest number of samples a rank holds at once.
         mesh: The job's device mesh. Rank and size come from the arguments, else the mesh, else the process group.
         data_axes: Names of the mesh's data-parallel axes; a one-dimensional mesh needs none.
@@ -51,7 +48,7 @@ class ResumableLoader:
         epochs: Epochs of the whole run; endless when None.
         tail: What happens at the end of an epoch: ``"carry"``, ``"short"``, ``"drop"`` or ``"pad"``, see `Schedule`.
         normalize: What the gradient is a mean over, ``"samples"``, ``"tokens"``, or ``"targets"``, see
-            `Update.set_targets`.
+            `Update.set_targets`. ``"samples"`` when None; with packed rows ``"tokens"``, the tokens with a label.
         num_target_tokens: Target tokens of each sample, (N,) integers or a vectorised function of IDs.
         gradient_reduction: What is done to gradients across ranks, ``"mean"`` (as DDP and FSDP do) or ``"sum"``.
         reduction_size: Ranks that gradients are reduced over; `num_replicas` when None. With context-parallel ranks in
@@ -68,10 +65,15 @@ class ResumableLoader:
         max_unreadable: Samples that each rank may so replace in one launch; the next one raises. Needed with
             ``"filler"``.
         num_workers: As for torch's DataLoader, like `collate_fn`, `pin_memory` and the options below.
-        collate_fn: Makes a batch of a list of samples.
+        collate_fn: Makes a batch of a list of samples. With packed rows it is given their tensors instead.
         pin_memory: Whether batches are copied to pinned memory.
         **options: `prefetch_factor`, `persistent_workers`, `timeout`, `worker_init_fn`, `multiprocessing_context`,
             `pin_memory_device`, `generator`.
+
+    With packed rows a microbatch's `data` is a dictionary of tensors: ``tokens``, ``labels`` (-100 where there is no
+    target, and in filler rows), ``position_ids``, ``cu_seqlens``, and the integer ``max_seqlen``. `order`,
+    `num_target_tokens`, `seed_samples` and `on_unreadable` are for samples; `tail` is ``"carry"``; the fingerprint is
+    that of the source where none is given.
 
     Raises:
         UsageError: An argument is outside what is accepted, or order and dataset differ in length.
@@ -92,8 +94,9 @@ class ResumableLoader:
         dataset: Any,
         /,
         *,
-        global_batch: int,
         microbatch: int,
+        global_batch: int | None = None,
+        global_batch_tokens: int | None = None,
         order: Order | None = None,
         mesh: DeviceMesh | None = None,
         data_axes: str | Sequence[str] | None = None,
@@ -101,7 +104,7 @@ class ResumableLoader:
         num_replicas: int | None = None,
         epochs: int | None = None,
         tail: str = "carry",
-        normalize: str = "samples",
+        normalize: str | None = None,
         num_target_tokens: NumTargetTokens | None = None,
         gradient_reduction: str = "mean",
         reduction_size: int | None = None,
@@ -117,8 +120,6 @@ class ResumableLoader:
         pin_memory: bool = False,
         **options: Any,
     ) -> None:
-        length = check_dataset(dataset)
-        self._order = choose_order(order, length, seed)
         self._placement = Placement(
             rank=rank,
             num_replicas=num_replicas,
@@ -132,11 +133,24 @@ class ResumableLoader:
             rank=here.rank, num_replicas=here.num_replicas, microbatch=microbatch, pad_microbatches=pad_microbatches
         )
         factor = self._placement.loss_factor(here.num_replicas)
-        targets = None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length)
-        self._weight = LossWeight(normalize=normalize, factor=factor, targets=targets)
         replaced = make_unreadable(on_unreadable, max_unreadable, has_ledger=ledger is not None)
-        start = new_cursor(
-            self._order, global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
+        self._content = content_of(
+            dataset,
+            order=order,
+            seed=seed,
+            num_target_tokens=num_target_tokens,
+            collate_fn=collate_fn,
+            seed_samples=seed_samples,
+            on_unreadable=None if replaced is None else on_unreadable,
+        )
+        normalize = normalize or self._content.default_normalize
+        self._weight = LossWeight(normalize=normalize, factor=factor, targets=self._content.targets)
+        start = self._content.first_cursor(
+            global_batch=global_batch,
+            global_batch_tokens=global_batch_tokens,
+            tail=tail,
+            normalize=normalize,
+            fingerprint=fingerprint,
         )
         self._settings = JobSettings(
             topology=here,
@@ -146,14 +160,12 @@ class ResumableLoader:
             sample_seeds=(seed, seed_samples),
             ledger=Ledger(ledger) if isinstance(ledger, (str, os.PathLike)) else ledger,
             max_unreadable=max_unreadable,
-            schedule=start.schedule(epochs),
+            schedule=self._content.schedule(start, epochs),
         )
         self._session = Session(start, self._settings)
-        dataset = (SeededFetchDataset if seed_samples else FetchDataset)(
-            dataset, collate_fn or default_collate, seed=seed, substitutes=replaced is not None
-        )
         options |= {"num_workers": num_workers, "pin_memory": pin_memory}
-        self._reader = Reader(dataset, length=length, seed=seed, replaced=replaced, **options)
+        content = self._content
+        self._reader = Reader(content.fetcher, content.requests, seed=seed, replaced=replaced, **options)
 
     def __iter__(self) -> Iterator[Microbatch]:
         """This rank's microbatches, from the cursor to the end of the run.
@@ -184,7 +196,7 @@ class ResumableLoader:
     def _rows(self) -> Iterator[MicrobatchRows]:
         """This rank's rows from the cursor on."""
         cursor, settings = self.cursor, self._settings
-        rows = RankRows(self._order, schedule=settings.schedule, layout=settings.layout, weight=self._weight)
+        rows = self._content.rank_rows(settings.schedule, settings.layout, self._weight)
         return rows.from_place(update=cursor.updates, epoch=cursor.epoch, offset=cursor.offset)
 
     def updates(self) -> Iterator[Update]:
@@ -262,6 +274,7 @@ class ResumableLoader:
         self._session.check_run(start)
         self._reader.stop()
         self._session.close()
+        self._settings = replace(self._settings, schedule=self._content.schedule(start, self._settings.epochs))
         self._session = Session(start, self._settings)
 
     def remap(

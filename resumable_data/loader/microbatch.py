@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from resumable_data.errors import UsageError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from resumable_data.loader.targets import UpdateScale
+    from resumable_data.packing import PackedRows
     from resumable_data.sampler import MicrobatchRows
 
 
@@ -30,7 +33,7 @@ class Microbatch:
             of another row. Their `ids` and `positions` stay in their places.
     """
 
-    __slots__ = ("_moved", "_rows", "_scale", "data", "is_last", "unreadable")
+    __slots__ = ("_moved", "_packed", "_rows", "_scale", "data", "is_last", "unreadable")
 
     def __init__(
         self,
@@ -38,11 +41,13 @@ class Microbatch:
         rows: MicrobatchRows,
         moved: tuple[torch.device, bool] | None = None,
         unreadable: tuple[int, ...] = (),
+        packed: PackedRows | None = None,
     ) -> None:
         self.data = data
         self.is_last = rows.is_last
         self.unreadable = unreadable
         self._rows = rows
+        self._packed = packed
         self._scale: float | UpdateScale = rows.loss_scale
         self._moved = moved  # the device that `to` was called with, and non_blocking
 
@@ -77,6 +82,17 @@ class Microbatch:
         return self._rows.ids[: self._rows.num_samples]
 
     @property
+    def pieces(self) -> list[list[tuple[int, int, int]]]:
+        """``(document, start, stop)`` of the pieces of each packed row, without filler rows; see `PackedTokens`.
+
+        Raises:
+            UsageError: The loader reads samples.
+        """
+        if self._packed is None:
+            raise UsageError("pieces are those of packed rows; this loader reads samples, which `ids` tells")
+        return [self._packed.pieces(row) for row in range(self._rows.num_samples)]
+
+    @property
     def positions(self) -> NDArray[np.int64]:
         """Positions of these samples in the run's global sequence: (num_samples,) int64."""
         return self._rows.positions()
@@ -104,7 +120,7 @@ class Microbatch:
         """
         device = torch.device(device)
         moved = Microbatch(
-            _to(self.data, device, non_blocking), self._rows, (device, non_blocking), unreadable=self.unreadable
+            _to(self.data, device, non_blocking), self._rows, (device, non_blocking), self.unreadable, self._packed
         )
         moved._scale = self._scale
         return moved

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resumable_data.errors import StaleIteratorError, UsageError
 from resumable_data.loader.dataloader import WorkerSeeds, fetch_all, make_dataloader
 from resumable_data.loader.fetch import (
-    FetchDataset,
     ReadFailure,
-    RequestQueue,
     Substituted,
     ended_early,
     other_samples,
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch.utils.data
 
-    from resumable_data.loader.fetch import FetchDataset, Fetched
+    from resumable_data.loader.fetch import Fetched, RequestQueue
     from resumable_data.loader.session import Session
     from resumable_data.loader.unreadable import UnreadableSamples
     from resumable_data.sampler import MicrobatchRows
@@ -33,7 +31,7 @@ class Reader:
 
     Args:
         dataset: Reads a microbatch at a time.
-        length: Samples of the user's dataset.
+        requests: What it is asked for.
         seed: The loader's seed, for those of the workers where the user gives no `generator`.
         replaced: Counts samples that were replaced; None where one that cannot be read is an error.
         **options: Those of the DataLoader.
@@ -43,11 +41,17 @@ class Reader:
     """
 
     def __init__(
-        self, dataset: FetchDataset, *, length: int, seed: int, replaced: UnreadableSamples | None, **options: Any
+        self,
+        dataset: torch.utils.data.Dataset[Fetched],
+        requests: RequestQueue,
+        *,
+        seed: int,
+        replaced: UnreadableSamples | None,
+        **options: Any,
     ) -> None:
         self._replaced = replaced
         self._iteration = 0
-        self._requests = RequestQueue(length)
+        self._requests = requests
         self._fetched: Iterator[Fetched] | None = None
         self._seeds = WorkerSeeds(seed) if options.get("generator") is None else None
         if self._seeds is not None:
@@ -83,13 +87,13 @@ class Reader:
                 fetched = next(self._fetched, None)
                 if fetched is None:
                     if pending:
-                        raise ended_early(pending[0][0])
+                        raise ended_early(pending[0].rows)
                     return
-                (rows, expected), (data, digest) = pending.popleft(), fetched
-                if digest != expected:
-                    raise other_samples(rows)
+                (rows, expected, packed), (data, digest) = pending.popleft(), fetched
                 if type(data) is ReadFailure:
                     raise unreadable(rows, data)
+                if digest != expected:
+                    raise other_samples(rows)
                 if type(data) is Substituted:
                     assert self._replaced is not None
                     omitted = self._replaced.add(rows, data.failures)
@@ -97,7 +101,7 @@ class Reader:
                     yield Microbatch(data.data, rows, unreadable=omitted)
                     continue
                 session.deliver(rows, digest)
-                yield Microbatch(data, rows)
+                yield Microbatch(data, rows, packed=packed)
         finally:
             if iteration == self._iteration:
                 self._fetched = None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from resumable_data.cursor import Cursor, Lanes
     from resumable_data.ledger import Ledger
-    from resumable_data.plan import Schedule
+    from resumable_data.plan import RunSchedule
     from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
 
 
@@ -57,7 +57,7 @@ class JobSettings:
     epochs: int | None
     loss_factor: float
     ledger: Ledger | None
-    schedule: Schedule
+    schedule: RunSchedule
     max_unreadable: int | None = None
     sample_seeds: tuple[int, bool] = (0, False)
     max_uncommitted: int = MAX_UNCOMMITTED

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from resumable_data.errors import UsageError
 from resumable_data.order import Int64Array, Order, Shuffle, check_order, order_from_description
+from resumable_data.packing.arguments import checked_int
 from resumable_data.packing.policies import BestFit, Carry, Concat, Policy
 from resumable_data.packing.registry import policy_from_description
 from resumable_data.packing.windows import DEFAULT_WINDOW, PlannedWindow, WindowPlan
-from resumable_data.plan.packed_place import PACKED_LENGTH
+from resumable_data.plan.packed_place import PACKED_KIND, PACKED_LENGTH
 from resumable_data.sources import TokenSource
-
-PACKED_KIND = "packed-rows"
-
 
 class PackedRow(NamedTuple):
     """One row.
@@ -88,7 +84,7 @@ class PackedTokens:
                 "seen, or asked for and not there. Make the order with the number of documents."
             )
         self.source = tokens
-        self.pad_token = _checked_pad(pad_token, tokens)
+        self.pad_token = checked_int("pad_token", pad_token, 0, 2**63 - 1, "Pass a token that the model knows.")
         self._policy: Policy = BestFit() if policy is None else policy
         self._plan = WindowPlan(
             self._order, tokens.lengths, self._policy, row_length=sequence_length, window=window, seed=seed
@@ -162,7 +158,7 @@ class PackedTokens:
         Raises:
             UsageError: It is none of packed rows, or of an order or policy that cannot be rebuilt.
         """
-        if not is_packed(description):
+        if description.get("kind") != PACKED_KIND:
             raise UsageError(
                 f"expected the recipe of a run over packed rows, found one of {description.get('kind')!r}: that run "
                 "read samples, not rows of tokens. Leave the tokens out."
@@ -184,21 +180,3 @@ class PackedTokens:
                 "mean other rows. Use the release of resumable_data that wrote it."
             )
         return packed
-
-    def lengths(self, documents: Int64Array) -> Int64Array:
-        """Tokens of documents: ``(k,)`` int64 to ``(k,)`` int64."""
-        return self.source.lengths(documents)
-
-
-def is_packed(description: Mapping[str, int | str]) -> bool:
-    """Whether a recipe's order is that of packed rows."""
-    return description.get("kind") == PACKED_KIND
-
-
-def _checked_pad(pad_token: int, tokens: TokenSource) -> int:
-    limits = np.iinfo(np.int64)
-    if isinstance(pad_token, bool) or not isinstance(pad_token, int) or not limits.min <= pad_token <= limits.max:
-        raise UsageError(
-            f"pad_token must be an integer that int64 holds, found {pad_token!r}. Give a token that the model knows."
-        )
-    return pad_token

@@ -64,7 +64,8 @@ class PackedRows:
 
     def tokens_per_row(self) -> Int64Array:
         """``(num_rows,)`` int64, the tokens of documents in each row."""
-        return np.diff(running_sum(self.stop - self.start)[self.edges])
+        ends = running_sum(self.stop - self.start)[self.edges]
+        return ends[1:] - ends[:-1]
 
     def pieces(self, row: int) -> list[tuple[int, int, int]]:
         """``(document, start, stop)`` of each piece of a row, in the order in which they lie in it."""
@@ -105,7 +106,7 @@ class PackedRows:
         Raises:
             UsageError: with the first property that fails.
         """
-        _check_structure(self, lengths.size)
+        check_structure(self, lengths.size)
         expected = lengths.copy()
         expected[:1] -= consumed
         self._check_tokens(lengths, expected)
@@ -130,28 +131,47 @@ class PackedRows:
 
 def concatenate(parts: Sequence[PackedRows], row_length: int) -> PackedRows:
     """The rows of some parts, one after another; what was truncated is not counted."""
-    edges = running_sum(np.concatenate([np.empty(0, np.int64), *(np.diff(part.edges) for part in parts)]))
-    columns = [
-        np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
-        for name in ("document", "start", "stop")
-    ]
-    return PackedRows(row_length, *columns, edges)
+    nothing = np.empty(0, np.int64)
+    edges = running_sum(np.concatenate([nothing, *(np.diff(part.edges) for part in parts)]))
+    document, start, stop = (
+        np.concatenate([nothing, *(getattr(part, name) for part in parts)]) for name in ("document", "start", "stop")
+    )
+    return PackedRows(row_length, document, start, stop, edges)
 
 
-def _check_structure(rows: PackedRows, num_documents: int) -> None:
-    """Shapes, ranges and the size of each row."""
+def check_structure(rows: PackedRows, num_documents: int) -> Int64Array:
+    """Refuse rows whose arrays do not fit each other: shapes, ranges and the size of each row.
+
+    Whether a piece lies inside its document is for the caller, who knows the lengths.
+
+    Returns:
+        ``(num_rows,)`` int64, the tokens of documents in each row.
+
+    Raises:
+        UsageError: with the first property that fails.
+    """
     columns = (rows.document, rows.start, rows.stop)
     shapes = {column.shape for column in columns} == {(rows.num_pieces,)}
     dtypes = {column.dtype for column in (*columns, rows.edges)} == {np.dtype(np.int64)}
     _require(shapes and dtypes and rows.edges.ndim == 1, "int64 arrays of one length and int64 edges", "other arrays")
-    ends = rows.edges[[0, -1]].tolist() if rows.edges.size else []
+    ends = [int(rows.edges[0]), int(rows.edges[-1])] if rows.edges.size else []
     _require(ends == [0, rows.num_pieces], f"edges from 0 to {rows.num_pieces}", f"{ends}")
-    _require(bool((np.diff(rows.edges) > 0).all()), "at least one piece in each row", "a row without any")
-    known = (rows.document >= 0) & (rows.document < num_documents)
-    _require(bool(known.all()), f"documents in [0, {num_documents})", "others")
+    num_pieces = rows.edges[1:] - rows.edges[:-1]
+    _require(_all_below(num_pieces - 1, rows.num_pieces), "at least one piece in each row", "a row without any")
+    _require(_all_below(rows.document, num_documents), f"documents in [0, {num_documents})", "others")
     _require(bool((rows.start < rows.stop).all()), "at least one token in each piece", "an empty piece")
-    longest = int(rows.tokens_per_row().max(initial=0))
+    # A piece by itself first, and unsigned: differences of 2**63 and sums of many such pieces wrap around.
+    longest = int((rows.stop - rows.start).view(np.uint64).max(initial=0))
+    _require(longest <= rows.row_length, f"at most {rows.row_length} tokens in a piece", f"{longest}")
+    tokens = rows.tokens_per_row()
+    longest = int(tokens.max(initial=0))
     _require(longest <= rows.row_length, f"at most {rows.row_length} tokens in a row", f"{longest}")
+    return tokens
+
+
+def _all_below(values: Int64Array, limit: int) -> bool:
+    """Whether all are in ``[0, limit)``: seen as unsigned, a negative one is larger than any limit."""
+    return int(values.view(np.uint64).max(initial=0)) < limit or not values.size
 
 
 def _require(holds: bool, expected: str, found: str) -> None:

@@ -116,7 +116,7 @@ class PackedSchedule:
         return [Segment(UpdateSpan(position, self.global_batch if full else num_rows, 0), full or 1)]
 
     def _by_budget(self, position: int) -> list[Segment]:
-        spans = []
+        spans: list[UpdateSpan] = []
         while len(spans) < _GROUPED:
             stop = self.run.next_after(position, self.global_batch)
             if stop is None:  # the run's last update has what is left

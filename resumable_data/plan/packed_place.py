@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+PACKED_KIND = "packed-rows"
+"""The ``kind`` that packed rows describe themselves with, where an order has its own."""
+
 PACKED_LENGTH = 1 << 61
 """Rows of the one endless "epoch" by which positions of a run over packed rows are counted: its rows are numbered
 through all epochs of its documents, as how many an epoch has is not known before it is planned."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -51,6 +51,45 @@ class Segment(NamedTuple):
 
     span: UpdateSpan
     num_updates: int
+
+
+class RunSchedule(Protocol):
+    """Where the updates of a run begin and end; places are given by epoch and offset.
+
+    Attributes:
+        length: Samples of one epoch.
+        global_batch: Rows of an update that is not cut short; or tokens, where it is counted by these.
+        epochs: Epochs of the whole run, None without an end.
+    """
+
+    @property
+    def length(self) -> int: ...  # noqa: D102  # see above
+
+    @property
+    def global_batch(self) -> int: ...  # noqa: D102
+
+    @property
+    def epochs(self) -> int | None: ...  # noqa: D102
+
+    def settle(self, epoch: int, offset: int) -> Place:
+        """Where the next update starts, from where the one before ended."""
+        ...
+
+    def segments(self, epoch: int, offset: int) -> Iterator[Segment]:
+        """All segments from a place to the end of the run."""
+        ...
+
+    def update_at(self, epoch: int, offset: int) -> UpdateSpan | None:
+        """The update that starts at a place; None where the run is over."""
+        ...
+
+    def updates_left(self, epoch: int, offset: int) -> int | None:
+        """Updates from a place to the end of the run; None where it has no end."""
+        ...
+
+    def microbatches_left(self, epoch: int, offset: int, *, microbatch: int, num_replicas: int) -> int | None:
+        """Microbatches of every rank from a place to the end of the run; None where it has no end."""
+        ...
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +175,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     def segment_at(self, epoch: int, offset: int) -> Segment | None:
         """The longest row of equal updates that starts at this place; None where the run is over."""
-        epoch, offset, _ = self.settle(epoch, offset)
+        epoch, offset = self.settle(epoch, offset)[:2]
         if self.is_over(epoch):
             return None
         start = epoch * self.length + offset
@@ -183,7 +222,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     def _sizes_left(self, epoch: int, offset: int) -> Iterator[tuple[int, int]]:
         """(rows, number of updates of that many rows) from this place to the end of a finite run."""
         assert self.epochs is not None
-        epoch, offset, _ = self.settle(epoch, offset)
+        epoch, offset = self.settle(epoch, offset)[:2]
         if self.is_over(epoch):
             return
         later_epochs = self.epochs - epoch - 1

@@ -10,8 +10,10 @@ from resumable_data.errors import CommitError
 
 if TYPE_CHECKING:
     from resumable_data.cursor import Cursor, Lanes
-    from resumable_data.plan import Schedule
+    from resumable_data.plan import RunSchedule
     from resumable_data.sampler.rank_rows import MicrobatchRows
+
+_SETTLE_EVERY = 64
 
 MAX_UNCOMMITTED = 64
 """Updates that may be delivered ahead of commit(); more than that means that commit() is never called."""
@@ -33,7 +35,7 @@ class Progress:
         self,
         cursor: Cursor,
         *,
-        schedule: Schedule,
+        schedule: RunSchedule,
         is_alone: bool,
         counts_targets: bool = False,
         max_uncommitted: int = MAX_UNCOMMITTED,
@@ -158,6 +160,8 @@ class Progress:
         total.tokens += self._targets.pop(last.update, last.tokens)
         self._own_lanes = add_lanes(self._own_lanes, (lane_0, lane_1))
         self._next_update += 1
+        if self._next_update % _SETTLE_EVERY == 0:
+            _ = self.cursor  # what is behind it can be let go of, see `PackedSchedule.settle`
         return last.update
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from resumable_data.order import Order
-    from resumable_data.plan import Schedule
+    from resumable_data.plan import RunSchedule
 
 BLOCK_ROWS = 16_384
 
@@ -146,7 +146,7 @@ class RankRows:
         weight: What the gradient is a mean over.
     """
 
-    def __init__(self, order: Order, *, schedule: Schedule, layout: RankLayout, weight: LossWeight) -> None:
+    def __init__(self, order: Order, *, schedule: RunSchedule, layout: RankLayout, weight: LossWeight) -> None:
         self._order = order
         self._schedule = schedule
         self._layout = layout

@@ -20,7 +20,7 @@ from resumable_data.errors import CorruptStateError, MissingStateError, UsageErr
 
 if TYPE_CHECKING:
     from resumable_data.cursor import Recipe
-    from resumable_data.plan import Schedule
+    from resumable_data.plan import RunSchedule
 
     State = Mapping[str, Any] | Cursor | None
 
@@ -33,7 +33,7 @@ def make_state(cursor: Cursor) -> dict[str, torch.Tensor]:
     return {STATE_KEY: torch.frombuffer(bytearray(encode_cursor(cursor)), dtype=torch.uint8)}
 
 
-def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str], schedule: Schedule | None = None) -> Cursor:
+def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str], schedule: RunSchedule | None = None) -> Cursor:
     """The cursor that a job with `recipe` starts at.
 
     Args:
@@ -53,7 +53,7 @@ def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str], schedu
     allowed = check_allowed(names - {FRESH_START})
     saved = read_state(state, fresh_start=FRESH_START in names)
     if saved is None:
-        return Cursor(recipe=recipe)
+        return Cursor.begin(recipe)
     return resume_cursor(saved, recipe, allow=allowed, schedule=schedule)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from resumable_data.order import Order
-    from resumable_data.plan import Segment
+    from resumable_data.plan import Segment, UpdateSpan
 
     NumTargetTokens = ArrayLike | Callable[[NDArray[np.int64]], ArrayLike]
 
@@ -64,9 +64,21 @@ class TargetTokens:
             raise UsageError(f"num_target_tokens gave {counts.min()} for sample {ids[counts.argmin()]}; expected >= 0")
         return counts.astype(np.int64, copy=False)
 
+    def count_rows(self, order: Order, rows: NDArray[np.int64], span: UpdateSpan) -> NDArray[np.int64]:
+        """Target tokens of rows of updates like `span`, see `row_ids`: (k,) int64 -> (k,) int64."""
+        return self.count(row_ids(order, rows, span))
+
     def _call(self, ids: NDArray[np.int64]) -> ArrayLike:
         assert self._function is not None
         return self._function(ids)
+
+
+class TargetCounts(Protocol):
+    """Knows the target tokens of rows ahead."""
+
+    def count_rows(self, order: Order, rows: NDArray[np.int64], span: UpdateSpan) -> NDArray[np.int64]:
+        """Target tokens of rows of updates like `span`, see `row_ids`: (k,) int64 -> (k,) int64."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +94,7 @@ class LossWeight:
 
     normalize: str
     factor: float
-    targets: TargetTokens | None = None
+    targets: TargetCounts | None = None
 
     def __post_init__(self) -> None:
         if self.normalize not in NORMALIZATIONS:
@@ -150,4 +162,4 @@ class UpdateWeights:
         """Target tokens of the rows from position `start` on: (num_rows,) int64."""
         assert self._weight.targets is not None
         rows = start + np.arange(num_rows, dtype=np.int64)
-        return self._weight.targets.count(row_ids(self._order, rows, self._segment.span))
+        return self._weight.targets.count_rows(self._order, rows, self._segment.span)

@@ -1,0 +1,107 @@
+"""Reading rows of packed tokens, in a worker or in the training process. Nothing here carries state."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data
+from xxhash import xxh3_64_intdigest
+
+from resumable_data.loader.fetch import Pending, ReadFailure, RequestQueue
+from resumable_data.packing.batch import IGNORED_LABEL
+from resumable_data.packing.gather import gather, prefetch
+from resumable_data.packing.row_ids import row_ids
+from resumable_data.plan.packed_place import PACKED_LENGTH
+from resumable_data.sampler import repeated_positions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from resumable_data.loader.content import PackedContent
+    from resumable_data.loader.fetch import Fetched
+    from resumable_data.packing import PackedRows
+    from resumable_data.sampler import MicrobatchRows
+    from resumable_data.sources import TokenSource
+
+
+class PackedRequest(NamedTuple):
+    """A microbatch to be read.
+
+    Attributes:
+        rows: Its rows, filler rows last.
+        num_filler: How many these are.
+    """
+
+    rows: PackedRows
+    num_filler: int
+
+
+class PackedFetchDataset(torch.utils.data.Dataset["Fetched"]):
+    """Turns a source of tokens into one whose items are whole microbatches, asked for by a `PackedRequest`.
+
+    The data is a dictionary: ``tokens`` and ``labels`` (rows, length) int64, ``position_ids`` (rows, length) int32,
+    ``cu_seqlens`` (sequences + 1,) int32 and ``max_seqlen`` int, see `resumable_data.packing.gather`. Filler rows have
+    no labels.
+
+    Args:
+        source: The documents.
+        pad_token: Where a row holds no token of a document.
+        transform: Is given the dictionary, and returns the data; None for the dictionary itself.
+    """
+
+    def __init__(self, source: TokenSource, *, pad_token: int, transform: Callable[[Any], Any] | None) -> None:
+        self._source = source
+        self._pad_token = pad_token
+        self._transform = transform
+
+    def __getitem__(self, request: PackedRequest) -> Fetched:
+        """Read the rows of one microbatch."""
+        rows, num_filler = request
+        try:
+            data = self._read(rows, num_filler)
+        except Exception as error:  # raised here, a StopIteration would pass for the end of the run
+            details = "".join(traceback.format_exception(error))
+            return ReadFailure(None, f"{type(error).__name__}: {error}", details), 0
+        return data, xxh3_64_intdigest(row_ids(rows).tobytes())
+
+    def _read(self, rows: PackedRows, num_filler: int) -> Any:
+        batch = gather(self._source, rows, pad_token=self._pad_token)
+        if num_filler:
+            batch.labels[-num_filler:] = IGNORED_LABEL
+        data: dict[str, Any] = {
+            name: torch.from_numpy(getattr(batch, name)) for name in ("tokens", "labels", "position_ids", "cu_seqlens")
+        }
+        data["max_seqlen"] = batch.max_seqlen
+        return data if self._transform is None else self._transform(data)
+
+
+class PackedRequests(RequestQueue):
+    """What the workers are asked for, see `RequestQueue`; the pages of the next microbatch are asked for ahead.
+
+    Args:
+        content: Knows the rows.
+    """
+
+    def __init__(self, content: PackedContent) -> None:
+        super().__init__(PACKED_LENGTH)
+        self._content = content
+
+    def __iter__(self) -> Iterator[PackedRequest]:
+        pending, source = self._pending, self._content.source
+        ahead = ((rows, self._request(rows)) for rows in self._rows)
+        current = next(ahead, None)
+        while current is not None:
+            following = next(ahead, None)
+            if following is not None:
+                prefetch(source, following[1].rows)
+            rows, request = current
+            pending.append(Pending(rows, xxh3_64_intdigest(row_ids(request.rows).tobytes()), request.rows))
+            yield request
+            current = following
+
+    def _request(self, rows: MicrobatchRows) -> PackedRequest:
+        positions = np.concatenate((rows.positions(), repeated_positions(rows, PACKED_LENGTH)))
+        return PackedRequest(self._content.run.rows(positions), rows.num_filler)
