@@ -71,7 +71,7 @@ def find_branch(history: History, number: int, files: RankFiles, order: Order | 
         stop = max(child.batches if counts_batches else child.updates, stop)
     require_room(claim, stop)
     jumps = _find_jumps(scans, stop) if counts_batches else []
-    return Branch(claim, Course.of(claim_stretch(claim), jumps), stop, order, key)
+    return Branch(claim, Course.of(claim_stretch(claim, history.rows), jumps), stop, order, key)
 
 
 def _common_stop(scans: list[Scan]) -> int:

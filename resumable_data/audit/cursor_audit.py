@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resumable_data.audit.findings import SEVERITIES, Finding, finding
+from resumable_data.audit.packed import check_rows, find_rows
 from resumable_data.audit.replay import check_take_over, count_cursor, is_reachable
 from resumable_data.audit.report import PROVEN, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
@@ -13,10 +14,14 @@ from resumable_data.ledger.frames import shown
 from resumable_data.order import order_from_description
 
 if TYPE_CHECKING:
+    from resumable_data.audit.packed import Packed
     from resumable_data.cursor import Cursor
+    from resumable_data.order import Order
 
 
-def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = False) -> AuditReport:
+def audit_cursor(
+    cursor: Cursor, *, path: str = "", since_take_over: bool = False, packed: Packed | None = None
+) -> AuditReport:
     """Say from a cursor alone whether exactly its committed samples were delivered, each once.
 
     The digest in the cursor is recomputed from the order of its recipe, for all positions before the cursor. This
@@ -26,8 +31,10 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
         cursor: The cursor, say from a checkpoint.
         path: Where it comes from, for the report.
         since_take_over: Judge a run that was taken over from another loader by what came after alone.
+        packed: Of a run over packed rows, its `resumable_data.packing.PackedTokens`.
 
     Raises:
+        UsageError: The run read packed rows and `packed` is not what it read; or it did not.
         CorruptStateError: Its numbers are not those of any run.
     """
     cursor.check()
@@ -36,15 +43,16 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
             f"expected the cursor of a run, found numbers that no run reaches: {shown(cursor)}. Nothing was audited; "
             "the cursor was not written by this package, or was edited."
         )
-    stretches, findings = count_cursor(cursor)
+    rows = find_rows(cursor.recipe, packed)
+    stretches, findings = count_cursor(cursor, rows)
     if not findings:
         try:
-            order = order_from_description(cursor.recipe.order)
+            order: Order = rows or order_from_description(cursor.recipe.order)
             findings += check_spans(order, stretches, [("cursor", span) for span in cursor.coverage])
         except UsageError as error:
             findings.append(finding("RD108", "recipe", expected="an order of this package", found=shown(error)))
         findings += [_gap(*gap) for gap in uncovered(cursor, stretches)]
-    findings += check_take_over(cursor, "cursor", is_accepted=since_take_over)
+    findings += [*check_take_over(cursor, "cursor", is_accepted=since_take_over), *check_rows(rows)]
     verdict = judge(findings)
     count = Bounds(0, 0 if verdict == PROVEN else None)
     return AuditReport(
@@ -63,6 +71,7 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
         is_tracked=cursor.has_counted_batches,
         replayed=count,
         omitted=count,
+        packed=cursor.packed,
         findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
     )
 

@@ -88,6 +88,11 @@ KINDS = {
         "Mend them in the dataset; this run was not trained on them.",
     ),
     "RD210": Kind(VIOLATION, "a peer was handed other samples than its rank", _EDITED),
+    "RD211": Kind(
+        VIOLATION,
+        "planned rows do not hold every token of their documents once",
+        "The packing policy loses or repeats tokens: hold it to PackedRows.check, and mend it.",
+    ),
     "RD301": Kind(VIOLATION, "commits are not one after another", _EDITED),
     "RD302": Kind(VIOLATION, "ranks disagree on whether an update was applied", _EDITED),
     "RD303": Kind(VIOLATION, "a rewind reaches behind a commit", _EDITED),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resumable_data.audit.findings import Finding, finding
+from resumable_data.audit.packed import find_rows
 from resumable_data.audit.replay import check_successor, is_reachable, replay_cursor
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import LedgerCorruptError, LedgerError, UsageError
@@ -18,6 +19,7 @@ from resumable_data.ledger.reader import read_claim
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from resumable_data.audit.packed import Packed, PackedRows
     from resumable_data.cursor import Cursor
     from resumable_data.ledger import Claim
 
@@ -44,12 +46,14 @@ class History(msgspec.Struct, frozen=True):
         chain: Numbers of the surviving ones, oldest first.
         is_whole: Whether the chain goes back to the beginning of the run, or to where it was taken over.
         findings: What is wrong with it.
+        rows: Of a run over packed rows, these.
     """
 
     attempts: dict[int, Attempt]
     chain: list[int]
     is_whole: bool
     findings: list[Finding] = msgspec.field(default_factory=list)
+    rows: PackedRows | None = None
 
     @property
     def newest(self) -> Attempt:
@@ -63,10 +67,15 @@ class History(msgspec.Struct, frozen=True):
         return self.attempts[self.chain[self.chain.index(number) + 1]].claim.start
 
 
-def read_history(root: Path) -> History:
+def read_history(root: Path, packed: Packed | None = None) -> History:
     """Read all claims of a ledger.
 
+    Args:
+        root: The ledger's directory.
+        packed: The rows of a run that read packed tokens.
+
     Raises:
+        UsageError: The run read packed rows, and they are not given, or others; or it did not.
         LedgerCorruptError: A claim is damaged, or something in the ledger is no regular file.
         LedgerError: There is no ledger at `root`, or nothing was ever claimed in it.
     """
@@ -89,8 +98,9 @@ def read_history(root: Path) -> History:
         )
     findings += _missing_numbers(directories, attempts)
     chain, is_whole = _follow(attempts, findings)
-    _check_chain(attempts, chain, findings)
-    return History(attempts, chain, is_whole, findings)
+    rows = find_rows(attempts[chain[-1]].claim.start.recipe, packed)
+    _check_chain(attempts, chain, rows, findings)
+    return History(attempts, chain, is_whole, findings, rows)
 
 
 def _read_own_claim(files: AttemptFiles) -> Claim:
@@ -126,8 +136,8 @@ def _read_own_claim(files: AttemptFiles) -> Claim:
     return claim
 
 
-def claim_stretch(claim: Claim) -> Stretch:
-    """The attempt's updates, from its start cursor on."""
+def claim_stretch(claim: Claim, rows: PackedRows | None = None) -> Stretch:
+    """The attempt's updates, from its start cursor on; of a run over packed rows, given these."""
     start = claim.start
     return Stretch(
         recipe=start.recipe,
@@ -137,6 +147,7 @@ def claim_stretch(claim: Claim) -> Stretch:
         epochs=claim.epochs,
         num_replicas=claim.num_replicas,
         microbatch=claim.microbatch,
+        rows=rows,
     )
 
 
@@ -177,7 +188,9 @@ def _follow(attempts: dict[int, Attempt], findings: list[Finding]) -> tuple[list
     return chain, root.updates == (root.taken_over.updates if root.taken_over else 0)
 
 
-def _check_chain(attempts: dict[int, Attempt], chain: list[int], findings: list[Finding]) -> None:
+def _check_chain(
+    attempts: dict[int, Attempt], chain: list[int], rows: PackedRows | None, findings: list[Finding]
+) -> None:
     """Each attempt is of the newest one's run, and each start cursor follows from the attempt before it."""
     run_id = attempts[chain[-1]].claim.run_id
     for number, attempt in attempts.items():
@@ -188,12 +201,12 @@ def _check_chain(attempts: dict[int, Attempt], chain: list[int], findings: list[
     root = attempts[chain[0]].claim
     where = f"attempt {chain[0]}, start cursor"
     if not root.start.has_counted_batches:
-        _, contradictions = replay_cursor(root.start)
+        _, contradictions = replay_cursor(root.start, rows)
         findings += [_placed(one, where, chain[0]) for one in contradictions]
     for parent, child in itertools.pairwise(chain):
         before, after = attempts[parent].claim, attempts[child].claim
         where = f"attempt {child}, start cursor"
-        broken = check_successor(before.start, after.start, epochs=before.epochs, where=where)
+        broken = check_successor(before.start, after.start, epochs=before.epochs, where=where, rows=rows)
         if after.start.run_id != run_id:
             found = f"run {shown(after.start.run_id)}"
             broken.append(finding("RD401", where, expected=f"run {shown(run_id)}", found=found))

@@ -13,6 +13,7 @@ from resumable_data.audit.coverage import check_partition, count_joints, count_m
 from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
 from resumable_data.audit.forks import check_forks
 from resumable_data.audit.history import History, read_history
+from resumable_data.audit.packed import check_rows
 from resumable_data.audit.options import Limits, Options
 from resumable_data.audit.rank_files import RankFiles
 from resumable_data.audit.replay import check_take_over, count_cursor
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
+    from resumable_data.audit.packed import Packed
     from resumable_data.cursor import CoverageSpan
     from resumable_data.order import Order
 
@@ -47,6 +49,7 @@ def audit_ledger(
     key: str = "",
     salvage: bool = False,
     jobs: int = 1,
+    packed: Packed | None = None,
 ) -> AuditReport:
     """Say from a ledger's files what the surviving history of its run contains.
 
@@ -64,11 +67,12 @@ def audit_ledger(
         key: The secret that the ledger's digests are keyed with, if they are.
         salvage: Read damaged files up to the damage; such a ledger is never proven.
         jobs: Processes that read rank files.
+        packed: Of a run over packed rows, its `resumable_data.packing.PackedTokens`; all of its rows are planned again.
 
     Raises:
         LedgerCorruptError: A file is damaged anywhere but at a torn tail; the message says where.
         LedgerError: There is no ledger at `path`, or it cannot be read.
-        UsageError: A limit is negative, or the key is another one than the ledger's.
+        UsageError: A limit is negative, the key is another one than the ledger's, or `packed` is not what the run read.
 
     Example:
         >>> report = audit_ledger("runs/7/ledger")  # doctest: +SKIP
@@ -77,7 +81,7 @@ def audit_ledger(
     """
     limits = Limits(max_replayed, max_omitted, max_discarded, max_unreadable)
     options = Options(key=secret_key(key), salvage=salvage, jobs=jobs)
-    history = read_history(Path(path))
+    history = read_history(Path(path), packed)
     findings = list(history.findings)
     order = _rebuild_order(history, findings)
     branches: list[Branch] = []
@@ -90,12 +94,15 @@ def audit_ledger(
     spans = _spans(history, results)
     has_beginning = _check_cursors(history, order, branches, spans, findings)
     taken_over = check_take_over(history.newest.claim.start, "ledger", is_accepted=since_take_over)
-    findings += taken_over
+    findings += [*taken_over, *check_rows(history.rows)]
     has_beginning = has_beginning and (since_take_over or not taken_over)
-    return _conclude(Path(path), branches, results, findings, limits, is_complete=has_beginning and order is not None)
+    is_complete = has_beginning and order is not None
+    return _conclude(history, Path(path), branches, results, findings, limits, is_complete=is_complete)
 
 
 def _rebuild_order(history: History, findings: list[Finding]) -> Order | None:
+    if history.rows is not None:
+        return history.rows
     try:
         return order_from_description(history.newest.claim.start.recipe.order)
     except UsageError as error:
@@ -139,7 +146,7 @@ def _check_cursors(
     broken = order is None or any(one.code in _BROKEN_CURSOR_CODES for one in findings)
     wrong: list[Finding] = []
     root = history.attempts[history.chain[0]].claim.start
-    before, all_stretches = count_cursor(root)[0], _stretches(history, branches)
+    before, all_stretches = count_cursor(root, history.rows)[0], _stretches(history, branches)
     if order is not None and not broken and all_stretches:
         wrong = check_spans(order, all_stretches, spans)
         findings += wrong
@@ -159,14 +166,15 @@ def _stretches(history: History, branches: list[Branch]) -> list[Stretch]:
     """The updates of the surviving history; none where the ledger does not tell all from the beginning."""
     start = history.newest.claim.start
     if not start.has_counted_batches:
-        return [*count_cursor(start)[0], *branches[-1].course.stretches]
-    before = [] if history.is_whole else count_cursor(branches[0].claim.start)[0]
+        return [*count_cursor(start, history.rows)[0], *branches[-1].course.stretches]
+    before = [] if history.is_whole else count_cursor(branches[0].claim.start, history.rows)[0]
     if not (before or history.is_whole):
         return []
     return [*before, *(stretch for branch in branches for stretch in branch.course.stretches)]
 
 
 def _conclude(
+    history: History,
     path: Path,
     branches: list[Branch],
     results: dict[int, AttemptResult],
@@ -211,6 +219,7 @@ def _conclude(
         discarded=discarded,
         in_flight=sum(result.report.in_flight for result in results.values()),
         attempts=reports,
+        packed=msgspec.UNSET if history.rows is None else history.rows.place(last.stop_position),
         findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
     )
 

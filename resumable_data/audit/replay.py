@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from resumable_data.audit.findings import NOTE, finding
+from resumable_data.audit.packed import check_place, may_have_led_to
 from resumable_data.audit.updates import Stretch
 from resumable_data.cursor import Recipe, RecipeChange, compare_recipes
 from resumable_data.ledger.frames import shown
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resumable_data.audit.findings import Finding
+    from resumable_data.audit.packed import PackedRows
     from resumable_data.cursor import Cursor, Migration, TakeOver
 
 UNKNOWN_EPOCHS = -1
@@ -32,6 +34,7 @@ class Replay:
         start: The cursor, or the take-over, to count on from; None begins a run.
         epochs: Epochs of the whole run, None without an end; `UNKNOWN_EPOCHS` where it may have been any number,
             and been extended.
+        rows: Of a run over packed rows, these.
 
     Attributes:
         stretches: One per recipe, oldest first.
@@ -40,12 +43,18 @@ class Replay:
     """
 
     def __init__(
-        self, recipe: Recipe, start: Cursor | TakeOver | None = None, *, epochs: int | None = UNKNOWN_EPOCHS
+        self,
+        recipe: Recipe,
+        start: Cursor | TakeOver | None = None,
+        *,
+        epochs: int | None = UNKNOWN_EPOCHS,
+        rows: PackedRows | None = None,
     ) -> None:
         self.counted = {name: getattr(start, name) if start else 0 for name in _COUNTED}
         self.update = start.updates if start else 0
         self.stretches: list[Stretch] = []
         self._epochs = epochs
+        self._rows = rows
         self._begin(recipe)
 
     @property
@@ -88,7 +97,8 @@ class Replay:
 
     def _begin(self, recipe: Recipe) -> None:
         epochs = None if self._epochs == UNKNOWN_EPOCHS else self._epochs
-        self.stretches.append(Stretch(recipe, self.counted["epoch"], self.counted["offset"], self.update, epochs))
+        place = (self.counted["epoch"], self.counted["offset"])
+        self.stretches.append(Stretch(recipe, *place, self.update, epochs, rows=self._rows))
 
     def _may_have_led_to(self, position: int, num_updates: int) -> bool:
         """Whether so many updates may have led to `position` where runs that ended there cut updates short.
@@ -96,6 +106,8 @@ class Replay:
         With ``"carry"`` a run's last update is short, and the run may have been extended afterwards.
         """
         stretch = self.stretches[-1]
+        if self._rows is not None:
+            return may_have_led_to(self._rows, stretch.recipe, stretch.position, position, num_updates)
         length, batch, start = stretch.recipe.length, stretch.recipe.global_batch, stretch.position
         num_ends = position // length - start // length
         if stretch.recipe.tail != "carry" or num_ends < 1:
@@ -130,24 +142,27 @@ def is_reachable(cursor: Cursor) -> bool:
     )
 
 
-def replay_cursor(cursor: Cursor) -> tuple[Replay, list[Finding]]:
-    """Count from the beginning of the run, or from its take-over, to a cursor, and hold the result against it."""
+def replay_cursor(cursor: Cursor, rows: PackedRows | None = None) -> tuple[Replay, list[Finding]]:
+    """Count from the beginning of the run, or from its take-over, to a cursor, and hold the result against it.
+
+    Of a run over packed rows, given these.
+    """
     recipe = cursor.recipe
     for migration in reversed(cursor.migrations):
         recipe = _changed(recipe, migration.changes, backwards=True)
-    replay = Replay(recipe, cursor.taken_over or None)
+    replay = Replay(recipe, cursor.taken_over or None, rows=rows)
     findings = _replay_migrations(replay, cursor, cursor.migrations)
     if not findings and replay.differences(cursor):
         findings = [
             finding("RD404", "cursor", expected=_counted_from_updates(cursor), found=replay.differences(cursor))
         ]
-    return replay, findings
+    return replay, findings or check_place(rows, cursor, "cursor")
 
 
-def count_cursor(cursor: Cursor) -> tuple[list[Stretch], list[Finding]]:
+def count_cursor(cursor: Cursor, rows: PackedRows | None = None) -> tuple[list[Stretch], list[Finding]]:
     """The run's updates up to a cursor, and what is wrong with its numbers; no updates where it does not tell."""
     if not cursor.has_counted_batches:
-        replay, findings = replay_cursor(cursor)
+        replay, findings = replay_cursor(cursor, rows)
         return replay.stretches, findings
     # Batches tell what they took, but not how many ranks there were: where nothing was dropped, that is everything.
     start, everything = cursor.taken_over or None, msgspec.structs.replace(cursor.recipe, tail="carry")
@@ -158,7 +173,9 @@ def count_cursor(cursor: Cursor) -> tuple[list[Stretch], list[Finding]]:
     return [], [finding("RD406", "cursor", expected=f"all {cursor.position} positions delivered", found=found)]
 
 
-def check_successor(before: Cursor, after: Cursor, *, epochs: int | None, where: str) -> list[Finding]:
+def check_successor(
+    before: Cursor, after: Cursor, *, epochs: int | None, where: str, rows: PackedRows | None = None
+) -> list[Finding]:
     """Hold a cursor against an earlier one of the same history, of a run of so many epochs."""
     if after.updates < before.updates:
         expected = f"at least the {before.updates} updates of the attempt that it goes on from"
@@ -171,10 +188,11 @@ def check_successor(before: Cursor, after: Cursor, *, epochs: int | None, where:
         ]
     if before.recipe.counts_batches:
         return _check_batch_successor(before, after, where)
-    replay = Replay(before.recipe, before, epochs=epochs)
+    replay = Replay(before.recipe, before, epochs=epochs, rows=rows)
     findings = _replay_migrations(replay, after, after.migrations[len(before.migrations) :])
     if not findings and replay.differences(after):
         findings = [finding("RD401", where, expected=_counted_from_updates(after), found=replay.differences(after))]
+    findings = findings or check_place(rows, after, where)
     return [msgspec.structs.replace(one, where=where) for one in findings]
 
 
@@ -242,9 +260,11 @@ def _unlike(recipe: Recipe, changes: Sequence[RecipeChange]) -> str:
 
 def _changed(recipe: Recipe, changes: Sequence[RecipeChange], *, backwards: bool = False) -> Recipe:
     """The recipe with changes made, or unmade. Changes of unknown fields are left out, and found later."""
-    values = {
+    values: dict[str, Any] = {
         change.field: change.saved if backwards else change.now
         for change in changes
-        if change.field in ("global_batch", "tail", "normalize", "fingerprint")
+        if change.field in ("global_batch", "tail", "normalize", "fingerprint", "batch_unit")
     }
+    if "batch_unit" in values:
+        values["batch_unit"] = values["batch_unit"] or msgspec.UNSET
     return msgspec.structs.replace(recipe, **values)

@@ -8,6 +8,7 @@ import msgspec
 
 from resumable_data.audit.findings import MISSING_EVIDENCE, VIOLATION, Finding
 from resumable_data.audit.unreadable import UnreadableSample
+from resumable_data.plan import PackedPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,6 +110,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         discarded: Samples delivered and rolled back by a restart.
         in_flight: Samples delivered and not committed yet.
         attempts: All launches, oldest first.
+        packed: Of a run over packed rows, the place of the next one, with the documents and tokens committed;
+            `msgspec.UNSET`, and not in the JSON, of others.
         findings: What was found, violations first.
     """
 
@@ -132,6 +135,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     discarded: Bounds = NOTHING
     in_flight: int = 0
     attempts: tuple[AttemptReport, ...] = ()
+    packed: PackedPlace | msgspec.UnsetType = msgspec.UNSET
     findings: tuple[Finding, ...] = ()
     schema_version: int = SCHEMA_VERSION
 

@@ -57,7 +57,7 @@ def _counts(report: AuditReport) -> list[tuple[str, str]]:
         (report.subject, report.path),
         ("run", report.run_id or "(none)"),
         ("updates", f"{report.updates}{skipped}"),
-        ("samples", f"{report.samples}, up to epoch {report.epoch}, offset {report.offset}"),
+        *_progress(report),
         ("replayed", str(report.replayed)),
         ("omitted", str(report.omitted)),
     ]
@@ -69,6 +69,19 @@ def _counts(report: AuditReport) -> list[tuple[str, str]]:
         counts.append(("dropped", f"{report.dropped}, {_declared_by(report, 'drop')}"))
     if report.padding:
         counts.append(("padding", f"{report.padding} rows, {_declared_by(report, 'pad')}"))
+    return counts
+
+
+def _progress(report: AuditReport) -> list[tuple[str, str]]:
+    here = report.packed
+    if not here:
+        return [("samples", f"{report.samples}, up to epoch {report.epoch}, offset {report.offset}")]
+    counts = [
+        ("rows", f"{report.samples}, up to epoch {here.epoch}, window {here.window}, row {here.row}"),
+        ("tokens", f"{here.tokens}, {here.target_tokens} of them targets, each once; {here.documents} documents ended"),
+    ]
+    if here.truncated_tokens:
+        counts.append(("truncated", f"{here.truncated_tokens} tokens, as the policy declares"))
     return counts
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from resumable_data.audit.packed import PackedRows
     from resumable_data.cursor import Recipe
 
     Vector = NDArray[np.int64]
@@ -52,6 +53,7 @@ class Stretch(msgspec.Struct, frozen=True):
         num_replicas: Ranks; of use where the run is counted by batches, like `microbatch`.
         microbatch: Rows of one batch of one rank.
         left_at: The position at which it was left for a later epoch.
+        rows: Of a run over packed rows, these; None of a run over samples.
     """
 
     recipe: Recipe
@@ -62,6 +64,7 @@ class Stretch(msgspec.Struct, frozen=True):
     num_replicas: int = 1
     microbatch: int = 1
     left_at: int = _ENDLESS
+    rows: PackedRows | None = None
 
     @property
     def batch(self) -> int:
@@ -121,11 +124,26 @@ class Stretch(msgspec.Struct, frozen=True):
         return kept
 
     def _carried(self, number: Vector, settled: Place) -> Spans:
+        if self.rows is not None:
+            return self._packed(number, self.rows)
         first = settled.epoch * self.recipe.length + settled.offset
         end = _ENDLESS if self.epochs is None else min(self.epochs * self.recipe.length, _ENDLESS)
         start = first + number * self.recipe.global_batch
         num_samples = np.clip(end - start, 0, self.recipe.global_batch)
         return Spans(start, num_samples, np.zeros_like(start))
+
+    def _packed(self, number: Vector, rows: PackedRows) -> Spans:
+        batch, first = self.recipe.global_batch, self.offset
+        if self.recipe.batch_unit:
+            starts = rows.update_starts(first, batch, int(number.max(initial=-1)) + 1)
+            start, stop = starts[number], starts[number + 1]
+        else:
+            start = first + number * batch
+            stop = start + batch
+        end = self.epochs and rows.end_of(self.epochs, at_most=int(stop.max(initial=first)))
+        if end is not None:
+            start, stop = np.minimum(start, end), np.minimum(stop, end)
+        return Spans(start, stop - start, np.zeros_like(start))
 
     def _per_epoch(self, number: Vector, settled: Place) -> Spans:
         length, batch = self.recipe.length, self.batch

@@ -190,7 +190,9 @@ class PackedContent:
         """
         batch = global_batch if global_batch_tokens is None else global_batch_tokens
         if batch is None or (global_batch is not None and global_batch_tokens is not None):
-            raise UsageError("expected either global_batch=, the rows of an update, or global_batch_tokens=, its tokens")
+            raise UsageError(
+                "expected either global_batch=, the rows of an update, or global_batch_tokens=, its tokens"
+            )
         return new_cursor(
             self._packed,
             global_batch=batch,

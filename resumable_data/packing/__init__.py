@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resumable_data.packing.history import PackedHistory
 from resumable_data.packing.packed_tokens import PackedRow, PackedTokens
 from resumable_data.packing.policies import BestFit, Carry, Concat, Fill, NoPacking, Policy
 from resumable_data.packing.registry import policy_from_description
@@ -17,6 +18,7 @@ __all__ = [
     "Concat",
     "Fill",
     "NoPacking",
+    "PackedHistory",
     "PackedRow",
     "PackedRows",
     "PackedRun",

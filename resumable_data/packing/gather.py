@@ -21,9 +21,7 @@ _MAX_PLACES = 2**31 - 1
 _MAX_TOKEN = 2**63 - 1
 
 
-def gather(
-    source: TokenSource, rows: PackedRows, *, pad_token: int = 0, out: RowBuffers | None = None
-) -> RowBatch:
+def gather(source: TokenSource, rows: PackedRows, *, pad_token: int = 0, out: RowBuffers | None = None) -> RowBatch:
     """Write rows as arrays.
 
     A label is the next token of the same piece. Where a document goes on in another row, its piece's last token has no

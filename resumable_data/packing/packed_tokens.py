@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from resumable_data.errors import UsageError
-from resumable_data.order import Int64Array, Order, Shuffle, check_order, order_from_description
+from resumable_data.order import Order, Shuffle, check_order, order_from_description
 from resumable_data.packing.arguments import checked_int
+from resumable_data.packing.history import PackedHistory
 from resumable_data.packing.policies import BestFit, Carry, Concat, Policy
 from resumable_data.packing.registry import policy_from_description
 from resumable_data.packing.windows import DEFAULT_WINDOW, PlannedWindow, WindowPlan
 from resumable_data.plan.packed_place import PACKED_KIND, PACKED_LENGTH
-from resumable_data.sources import TokenSource
+from resumable_data.sources import TokenSource, compare_fingerprints
+
 
 class PackedRow(NamedTuple):
     """One row.
@@ -76,18 +78,18 @@ class PackedTokens:
                 f"expected a source of tokens, found {type(tokens).__name__}. There are no documents to pack; give "
                 "what open_tokens() returns, or a source of your own (resumable_data.sources.TokenSource)."
             )
-        self._order: Order = Shuffle(len(tokens), seed=seed) if order is None else order
-        check_order(self._order)
-        if len(self._order) != len(tokens):
+        self.order: Order = Shuffle(len(tokens), seed=seed) if order is None else order
+        check_order(self.order)
+        if len(self.order) != len(tokens):
             raise UsageError(
-                f"the order has {len(self._order)} documents and the source {len(tokens)}: documents would never be "
+                f"the order has {len(self.order)} documents and the source {len(tokens)}: documents would never be "
                 "seen, or asked for and not there. Make the order with the number of documents."
             )
         self.source = tokens
         self.pad_token = checked_int("pad_token", pad_token, 0, 2**63 - 1, "Pass a token that the model knows.")
         self._policy: Policy = BestFit() if policy is None else policy
         self._plan = WindowPlan(
-            self._order, tokens.lengths, self._policy, row_length=sequence_length, window=window, seed=seed
+            self.order, tokens.lengths, self._policy, row_length=sequence_length, window=window, seed=seed
         )
 
     @property
@@ -134,6 +136,21 @@ class PackedTokens:
             count, carry = count + len(planned.rows), planned.carry
         return count
 
+    def history(self) -> PackedHistory:
+        """All rows of a run, for audits."""
+        return PackedHistory(self)
+
+    def describe_change(self, fingerprint: str) -> str:
+        """What became of the source since its fingerprint was taken; empty where that is not known, or nothing.
+
+        Args:
+            fingerprint: As `fingerprint` gave it; any other text is a user's own, and says nothing here.
+        """
+        if not fingerprint.startswith("tokens-v1 "):
+            return ""
+        change = compare_fingerprints(fingerprint, self.source)
+        return "" if change.kind == "same" else f"{change.kind}: {change.text}"
+
     def fingerprint(self) -> str:
         """What identifies the contents of the source."""
         return self.source.fingerprint()
@@ -143,7 +160,7 @@ class PackedTokens:
         return {
             "kind": PACKED_KIND,
             "length": PACKED_LENGTH,
-            **{f"order_{key}": value for key, value in self._order.describe().items()},
+            **{f"order_{key}": value for key, value in self.order.describe().items()},
             **self._plan.describe(),
         }
 

@@ -114,6 +114,12 @@ class PackedRun:
             position = first + len(window)
         return None
 
+    def windows(self) -> Iterator[tuple[int, RunWindow]]:
+        """All windows, each with the position of its first row, and let go of when the next one is asked for."""
+        while self._extend():
+            del self._windows[:-1], self._starts[:-1]
+            yield self._starts[0], self._windows[0]
+
     def forget(self, position: int) -> None:
         """Let go of windows whose rows are all before a position, but for the last one of them."""
         count = bisect_right(self._starts, position - 1) - 1
@@ -156,7 +162,9 @@ class PackedRun:
         stop = self.stop(position + 1)
         if not (self._starts and self._starts[0] <= position < stop):
             low = self._starts[0] if self._starts else self._position
-            raise UsageError(f"expected a position in [{low}, {stop}), found {position}: it is behind, or after the end")
+            raise UsageError(
+                f"expected a position in [{low}, {stop}), found {position}: it is behind, or after the end"
+            )
         number = bisect_right(self._starts, position) - 1
         return self._windows[number], self._starts[number]
 

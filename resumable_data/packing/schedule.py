@@ -84,9 +84,7 @@ class PackedSchedule:
             return None
         return sum(
             num_updates
-            * BatchPlan(
-                global_batch=span.num_rows, microbatch=microbatch, num_replicas=num_replicas
-            ).accumulation_steps
+            * BatchPlan(global_batch=span.num_rows, microbatch=microbatch, num_replicas=num_replicas).accumulation_steps
             for span, num_updates in self._left(offset)
         )
 

@@ -33,7 +33,9 @@ def make_state(cursor: Cursor) -> dict[str, torch.Tensor]:
     return {STATE_KEY: torch.frombuffer(bytearray(encode_cursor(cursor)), dtype=torch.uint8)}
 
 
-def start_cursor(state: State, recipe: Recipe, *, allow: Collection[str], schedule: RunSchedule | None = None) -> Cursor:
+def start_cursor(
+    state: State, recipe: Recipe, *, allow: Collection[str], schedule: RunSchedule | None = None
+) -> Cursor:
     """The cursor that a job with `recipe` starts at.
 
     Args:

@@ -1,0 +1,133 @@
+"""All rows of a run over packed tokens, from its beginning: what an audit holds a ledger and cursors against."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from resumable_data.errors import UsageError
+from resumable_data.packing.coverage import find_gap
+from resumable_data.packing.run import PackedRun
+from resumable_data.packing.run_window import RunWindow
+from resumable_data.plan.packed_place import PACKED_LENGTH, PackedPlace
+
+if TYPE_CHECKING:
+    from resumable_data.order import Int64Array
+    from resumable_data.packing.packed_tokens import PackedTokens
+
+
+class PackedHistory:
+    """Rows by their position in the run, as far as they are asked for. Stands where an `Order` does.
+
+    Each window is planned once, its rows are checked to hold every token of its documents once, and 16 bytes of each
+    row are kept.
+
+    Args:
+        packed: Documents and how they are packed.
+
+    Attributes:
+        gaps: What is wrong with windows, a line each.
+    """
+
+    def __init__(self, packed: PackedTokens) -> None:
+        self.gaps: list[str] = []
+        self._packed = packed
+        self._windows = PackedRun(packed).windows()
+        self._places: list[PackedPlace] = []
+        self._starts = [0]  # of each window, and of the next one
+        self._ids: list[Int64Array] = []
+        self._tokens: list[Int64Array] = []  # of the run, before each row of a window and after its last
+        self._ends: list[int] = []  # of epochs
+        self._updates: dict[tuple[int, int], list[int]] = {}
+        self._newest: tuple[int, RunWindow] | None = None  # planned again for its places
+
+    def __len__(self) -> int:
+        """See `PACKED_LENGTH`."""
+        return PACKED_LENGTH
+
+    def describe(self) -> dict[str, int | str]:
+        """What the rows depend on."""
+        return self._packed.describe()
+
+    def ids(self, epoch: int, offsets: Int64Array) -> Int64Array:
+        """IDs of the rows at positions: ``(k,)`` int64 to ``(k,)`` int64. `epoch` is 0."""
+        if not offsets.size:
+            return np.empty(0, np.int64)
+        low, high = int(offsets.min()), int(offsets.max())
+        self._reach(high + 1)
+        first, last = (bisect_right(self._starts, position) - 1 for position in (low, high))
+        together = self._ids[first] if first == last else np.concatenate(self._ids[first : last + 1])
+        return together[offsets - self._starts[first]]
+
+    def offsets(self, epoch: int, ids: Int64Array) -> Int64Array:
+        """Refused: an ID is a hash of a row, which does not tell where it is.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("packed rows have no inverse order: a row's ID is a hash. Look rows up by their position.")
+
+    def place(self, position: int) -> PackedPlace:
+        """The place at a position, with the counts of all that is behind it; that of the run's beginning at 0."""
+        if position == 0:
+            return PackedPlace()
+        self._reach(position)
+        number = bisect_right(self._starts, position - 1) - 1
+        if self._newest is None or self._newest[0] != number:
+            self._newest = number, RunWindow(self._packed, self._places[number])
+        return self._newest[1].place_of(position - self._starts[number])
+
+    def end_of(self, epochs: int, *, at_most: int) -> int | None:
+        """The position at the end of so many epochs; None where it is beyond `at_most`."""
+        self._reach(at_most + 1)
+        return self._ends[epochs - 1] if epochs <= len(self._ends) and self._ends[epochs - 1] <= at_most else None
+
+    def ends_up_to(self, position: int) -> Int64Array:
+        """The positions at ends of epochs, up to a position: ``(k,)`` int64, ascending."""
+        self._reach(position)
+        return np.array(self._ends[: bisect_right(self._ends, position)], np.int64)
+
+    def update_starts(self, first: int, tokens: int, count: int) -> Int64Array:
+        """Where updates by tokens start, from a position on: ``(count + 1,)`` int64, the last one's end included.
+
+        Args:
+            first: Where the first one starts.
+            tokens: An update takes rows until they have so many.
+            count: How many updates.
+        """
+        starts = self._updates.setdefault((first, tokens), [first])
+        while len(starts) <= count:
+            starts.append(self._after(starts[-1], tokens))
+        return np.array(starts[: count + 1], np.int64)
+
+    def _after(self, position: int, tokens: int) -> int:
+        """The position after the first rows from a position on that together have so many tokens."""
+        self._reach(position + 1)
+        number = bisect_right(self._starts, position) - 1
+        reached = int(self._tokens[number][position - self._starts[number]]) + tokens
+        while True:
+            row = int(np.searchsorted(self._tokens[number], reached))
+            if row < self._tokens[number].size:
+                return self._starts[number] + row
+            number += 1
+            self._reach(self._starts[-1] + 1 if number == len(self._ids) else 0)
+
+    def _reach(self, position: int) -> None:
+        """Plan windows until all rows before a position are known."""
+        while self._starts[-1] < position:
+            start, window = next(self._windows)
+            self._places.append(window.place)
+            self._ids.append(window.ids)
+            self._tokens.append(window.tokens + window.place.tokens)
+            self._starts.append(start + len(window))
+            if window.next.epoch != window.place.epoch:
+                self._ends.append(start + len(window))
+            gap = find_gap(self._packed, window)
+            if gap:
+                self.gaps.append(f"epoch {window.place.epoch}, window {window.place.window}: {gap}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle what it is of: windows are planned again where they are needed."""
+        return PackedHistory, (self._packed,)
