@@ -13,8 +13,8 @@ from resumable_data.audit.coverage import check_partition, count_joints, count_m
 from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
 from resumable_data.audit.forks import check_forks
 from resumable_data.audit.history import History, read_history
-from resumable_data.audit.packed import check_rows
 from resumable_data.audit.options import Limits, Options
+from resumable_data.audit.packed import check_rows
 from resumable_data.audit.rank_files import RankFiles
 from resumable_data.audit.replay import check_take_over, count_cursor
 from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge

@@ -64,8 +64,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise UsageError(f"tail must be one of {TAILS}, got {self.tail!r}")
         if self.is_packed and self.tail != "carry":
             raise UsageError(
-                f'tail must be "carry" for packed rows, got {self.tail!r}: how many rows an epoch has is not known before '
-                "all of it is planned, so there is no last update of an epoch to cut, drop or fill up."
+                f'tail must be "carry" for packed rows, got {self.tail!r}: how many rows an epoch has is not known '
+                "before all of it is planned, so there is no last update of an epoch to cut, drop or fill up."
             )
         if self.batch_unit is not msgspec.UNSET and (self.batch_unit != "tokens" or not self.is_packed):
             raise UsageError(f'batch_unit can only be "tokens", and of packed rows, got {self.batch_unit!r}')

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch.utils.data
     from numpy.typing import NDArray
 
-    from resumable_data.cursor import Cursor
+    from resumable_data.cursor import Cursor, Recipe
     from resumable_data.loader.fetch import Fetched
     from resumable_data.order import Order
     from resumable_data.packing import PackedRun
@@ -62,6 +62,10 @@ class Content(Protocol):
         fingerprint: str | None,
     ) -> Cursor:
         """The cursor of a run that begins."""
+        ...
+
+    def describe_change(self, recipe: Recipe) -> str:
+        """What became of the contents since a recipe was made, where that can be told; else empty."""
         ...
 
     def schedule(self, start: Cursor, epochs: int | None) -> RunSchedule:
@@ -123,12 +127,16 @@ class SampleContent:
         """
         if global_batch is None or global_batch_tokens is not None:
             raise UsageError(
-                "expected global_batch=, the samples of an update; global_batch_tokens= is for PackedTokens, whose rows "
-                "have their tokens counted before they are read."
+                "expected global_batch=, the samples of an update; global_batch_tokens= is for PackedTokens, whose "
+                "rows have their tokens counted before they are read."
             )
         return new_cursor(
             self._order, global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
         )
+
+    def describe_change(self, recipe: Recipe) -> str:
+        """Nothing: a fingerprint is the user's own."""
+        return ""
 
     def schedule(self, start: Cursor, epochs: int | None) -> RunSchedule:
         """How the run's positions are cut into updates."""
@@ -201,6 +209,11 @@ class PackedContent:
             fingerprint=self._packed.fingerprint() if fingerprint is None else fingerprint,
             batch_unit=msgspec.UNSET if global_batch_tokens is None else "tokens",
         )
+
+    def describe_change(self, recipe: Recipe) -> str:
+        """What became of the documents since a recipe was made."""
+        change = self._packed.describe_change(recipe.fingerprint or "") if recipe.is_packed else ""
+        return change and f"The documents are not those of the saved cursor; {change}."
 
     def schedule(self, start: Cursor, epochs: int | None) -> PackedSchedule:
         """How the rows are cut into updates from a cursor on."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from resumable_data.sampler import MicrobatchRows
 
 
+_SHOWN_DOCUMENTS = 8
+
+
 class ReadFailure(NamedTuple):
     """What a worker gives back in place of samples that it could not read.
 
@@ -185,10 +188,11 @@ def _failure(row: int | None, error: Exception) -> ReadFailure:
     return ReadFailure(row, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
-def unreadable(rows: MicrobatchRows, failure: ReadFailure) -> SampleReadError:
+def unreadable(rows: MicrobatchRows, failure: ReadFailure, packed: PackedRows | None = None) -> SampleReadError:
     """The error for a microbatch with a sample that cannot be read; its note is the dataset's own traceback."""
+    what = name_sample(rows, failure.row) if packed is None else _name_rows(rows, packed)
     error = SampleReadError(
-        f"{name_sample(rows, failure.row)} cannot be read: {failure.reason}. The cursor did not move: mend the "
+        f"{what} cannot be read: {failure.reason}. The cursor did not move: mend the "
         "dataset and resume from the last checkpoint, nothing is skipped."
     )
     if failure.details:
@@ -222,6 +226,12 @@ def name_sample(rows: MicrobatchRows, row: int | None) -> str:
     if row >= rows.num_samples:
         return f"sample {rows.ids[row]} (repeated as a padding row)"
     return f"sample {rows.ids[row]} (position {rows.positions()[row]} of the run)"
+
+
+def _name_rows(rows: MicrobatchRows, packed: PackedRows) -> str:
+    documents = packed.document[:_SHOWN_DOCUMENTS].tolist()
+    more = " ..." if packed.num_pieces > _SHOWN_DOCUMENTS else ""
+    return f"packed rows of documents {', '.join(map(str, documents))}{more}, from row {rows.start} of the run on,"
 
 
 class Pending(NamedTuple):

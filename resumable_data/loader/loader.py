@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from resumable_data.errors import UsageError
+from resumable_data.errors import RecipeMismatchError, UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.content import content_of
 from resumable_data.loader.reading import Reader
@@ -15,7 +15,7 @@ from resumable_data.loader.session import JobSettings, Session
 from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
 from resumable_data.sampler import LossWeight, RankLayout
-from resumable_data.sampler.state import make_state, start_cursor
+from resumable_data.sampler.state import make_state, read_state, start_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -258,9 +258,9 @@ class ResumableLoader:
 
         Args:
             state: What `state_dict()` gave, on any number of ranks; or a `Cursor`, say of a run that is taken over.
-            allow: Names of recipe fields that may differ (``"global_batch"``, ``"tail"``, ``"normalize"``,
-                ``"fingerprint"``), recorded in the cursor; and ``"fresh_start"``, to start at position 0 where `state`
-                is empty or None.
+            allow: Names of recipe fields that may differ (``"global_batch"``, ``"batch_unit"``, ``"tail"``,
+                ``"normalize"``, ``"fingerprint"``), recorded in the cursor; and ``"fresh_start"``, to start at position
+                0 where `state` is empty or None.
 
         Raises:
             UsageError: `state` is neither, or `allow` names what cannot be allowed.
@@ -270,12 +270,22 @@ class ResumableLoader:
             RecipeMismatchError: It was counted under another recipe.
             StateError: A later state of the run would not fit its tensor, say for one migration too many.
         """
-        start = start_cursor(state, self.cursor.recipe, allow=allow)
+        start = self._find_start(state, allow)
         self._session.check_run(start)
         self._reader.stop()
         self._session.close()
         self._settings = replace(self._settings, schedule=self._content.schedule(start, self._settings.epochs))
         self._session = Session(start, self._settings)
+
+    def _find_start(self, state: State, allow: Collection[str]) -> Cursor:
+        try:
+            return start_cursor(state, self.cursor.recipe, allow=allow)
+        except RecipeMismatchError as error:
+            saved = read_state(state, fresh_start=True)
+            change = saved and self._content.describe_change(saved.recipe)
+            if not change:
+                raise
+            raise RecipeMismatchError(f"{error}\n{change}") from None
 
     def remap(
         self,

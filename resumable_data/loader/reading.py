@@ -91,7 +91,7 @@ class Reader:
                     return
                 (rows, expected, packed), (data, digest) = pending.popleft(), fetched
                 if type(data) is ReadFailure:
-                    raise unreadable(rows, data)
+                    raise unreadable(rows, data, packed)
                 if digest != expected:
                     raise other_samples(rows)
                 if type(data) is Substituted:

@@ -1,4 +1,4 @@
-"""Whether the rows of a window hold every token of its documents once: looked at from the rows and the lengths alone."""
+"""Whether the rows of a window hold every token of its documents once, by the rows and the lengths alone."""
 
 from __future__ import annotations
 

@@ -162,9 +162,7 @@ class PackedRun:
         stop = self.stop(position + 1)
         if not (self._starts and self._starts[0] <= position < stop):
             low = self._starts[0] if self._starts else self._position
-            raise UsageError(
-                f"expected a position in [{low}, {stop}), found {position}: it is behind, or after the end"
-            )
+            raise UsageError(f"expected a position in [{low}, {stop}), found {position}: what is behind was let go of")
         number = bisect_right(self._starts, position) - 1
         return self._windows[number], self._starts[number]
 
