@@ -49,6 +49,14 @@ class PackedRows(Protocol):
         """The place at a position."""
         ...
 
+    def pieces(self, position: int) -> list[tuple[int, int, int]]:
+        """``(document, start, stop)`` of the pieces of the row at a position."""
+        ...
+
+    def rows_of(self, document: int, stop: int) -> list[int]:
+        """Positions before `stop` of the rows that hold something of a document."""
+        ...
+
     def end_of(self, epochs: int, *, at_most: int) -> int | None:
         """The position at the end of so many epochs; None where it is beyond `at_most`."""
         ...

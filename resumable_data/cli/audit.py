@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from resumable_data.audit import audit_cursor, audit_ledger
 from resumable_data.cli.cursor_file import read_cursor
+from resumable_data.cli.packed_rows import add_packed_options, open_packed, recipe_of_ledger
 from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--salvage", action="store_true", help="read damaged files up to the damage; never proven then")
     parser.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="processes that read files (default: 1)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_packed_options(parser)
     for name, default, meaning in (
         ("replayed", 0, "in the surviving history more than once"),
         ("omitted", 0, "missing from the surviving history"),
@@ -54,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit(args: argparse.Namespace) -> AuditReport:
     if args.cursor is not None:
-        return audit_cursor(read_cursor(args.cursor), path=str(args.cursor), since_take_over=args.since_take_over)
+        cursor = read_cursor(args.cursor)
+        packed = open_packed(args, cursor.recipe)
+        return audit_cursor(cursor, path=str(args.cursor), since_take_over=args.since_take_over, packed=packed)
     return audit_ledger(
         args.ledger,
         max_replayed=args.max_replayed,
@@ -65,6 +69,7 @@ def _audit(args: argparse.Namespace) -> AuditReport:
         key=args.key,
         salvage=args.salvage,
         jobs=args.jobs,
+        packed=open_packed(args, recipe_of_ledger(args.ledger) if args.tokens else None),
     )
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from resumable_data.cli.packed_rows import add_packed_options, open_packed, recipe_of_ledger
 from resumable_data.ledger.frames import shown
-from resumable_data.lookup import Walk, diff_ledgers, export_rows, find_sample, find_update
+from resumable_data.lookup import Walk, diff_ledgers, export_rows, find_document, find_sample, find_update
 
 if TYPE_CHECKING:
     from resumable_data.lookup import Delivery
@@ -31,18 +32,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show.add_argument("ledger", type=Path, metavar="PATH", help="the ledger's directory")
     which = show.add_mutually_exclusive_group()
     which.add_argument("--sample", type=int, metavar="ID", help="every delivery of this sample")
+    which.add_argument("--document", type=int, metavar="ID", help="every packed row that held some of this document")
     which.add_argument("--update", type=int, metavar="INDEX", help="every row of this update, counted from 0")
     show.add_argument("--json", action="store_true", help="print JSON")
+    add_packed_options(show)
     export = actions.add_parser("export", help="write its rows to a .jsonl, .npy or .parquet file")
     export.add_argument("ledger", type=Path, metavar="PATH", help="the ledger's directory")
     export.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="a new file; its ending counts"
     )
     export.add_argument("--all", action="store_true", help="discarded rows and those in flight too")
+    add_packed_options(export)
     diff = actions.add_parser("diff", help="whether two runs were trained on the same data")
     diff.add_argument("a", type=Path, metavar="A", help="a ledger's directory")
     diff.add_argument("b", type=Path, metavar="B", help="another's")
     diff.add_argument("--json", action="store_true", help="print JSON")
+    add_packed_options(diff)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,15 +57,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    walk = Walk(args.ledger)
-    if args.sample is None and args.update is None:
+    walk = _open(args.ledger, args)
+    questions = {"sample": find_sample, "document": find_document, "update": find_update}
+    asked = next((name for name in questions if getattr(args, name) is not None), None)
+    if asked is None:
         _print_attempts(walk, args.json)
         return 0
-    found = find_update(walk, args.update) if args.sample is None else find_sample(walk, args.sample)
+    number = getattr(args, asked)
+    found = questions[asked](walk, number)
     if args.json:
         _print_json({"deliveries": found})
         return 0
-    what = f"update {args.update}" if args.sample is None else f"sample {args.sample}"
+    what = f"{asked} {number}"
     print(f"{what}: {len(found)} rows" if found else f"{what}: nothing was delivered")
     for delivery in found[:_SHOWN]:
         print(f"  {_line(delivery)}")
@@ -69,12 +77,21 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
+def _open(path: Path, args: argparse.Namespace) -> Walk:
+    return Walk(path, open_packed(args, recipe_of_ledger(path) if args.tokens else None))
+
+
 def _line(one: Delivery) -> str:
     padding = ", padding" if one.is_padding else ""
+    what = f"sample {one.id}" if one.pieces is msgspec.UNSET else _pieces(one.pieces)
     return (
-        f"attempt {one.attempt}, rank {one.rank}, update {one.update}, microbatch {one.microbatch}: sample {one.id}, "
+        f"attempt {one.attempt}, rank {one.rank}, update {one.update}, microbatch {one.microbatch}: {what}, "
         f"position {one.position} (epoch {one.epoch}){padding}, {one.status}"
     )
+
+
+def _pieces(pieces: tuple[tuple[int, int, int], ...]) -> str:
+    return "row of " + " ".join(f"{document}[{start}:{stop}]" for document, start, stop in pieces)
 
 
 def _print_attempts(walk: Walk, as_json: bool) -> None:
@@ -100,7 +117,8 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
     if as_json:
         _print_json({"run_id": shown(history.newest.claim.run_id), "attempts": rows})
         return
-    print(f"run {shown(history.newest.claim.run_id)}, order {shown(repr(walk.order))}")
+    order = repr(walk.order) if history.rows is None else f"packed rows {history.rows.describe()}"
+    print(f"run {shown(history.newest.claim.run_id)}, order {shown(order)}")
     for row in rows:
         mesh = " x ".join(f"{shown(name)} {size}" for name, size in row["mesh"])
         branch = "" if row["survives"] else ", not in the surviving history"
@@ -112,13 +130,13 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
-    num_rows = export_rows(Walk(args.ledger), args.output, everything=args.all)
+    num_rows = export_rows(_open(args.ledger, args), args.output, everything=args.all)
     print(f"{num_rows} rows in {shown(args.output)}")
     return 0
 
 
 def _diff(args: argparse.Namespace) -> int:
-    found = diff_ledgers(Walk(args.a), Walk(args.b))
+    found = diff_ledgers(_open(args.a, args), _open(args.b, args))
     if args.json:
         print(msgspec.json.encode(found).decode())
         return int(not found.is_same)

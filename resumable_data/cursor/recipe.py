@@ -40,8 +40,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         order: The order's `describe()`: kind, version, length, seed, name. Or that of a
             `resumable_data.packing.PackedTokens`.
         global_batch: Samples of one update, or tokens.
-        batch_unit: ``"tokens"`` where `global_batch` counts tokens of packed rows; `msgspec.UNSET`, and not in the JSON,
-            where it counts samples.
+        batch_unit: ``"tokens"`` where `global_batch` counts tokens of packed rows; `msgspec.UNSET`, and not in the
+            JSON, where it counts samples.
         tail: What happens at the end of an epoch, see `Schedule`.
         normalize: What the gradient is a mean over, ``"samples"``, ``"tokens"`` or ``"targets"``.
         fingerprint: What identifies the dataset's contents (a tokenizer, a data version), or None.

@@ -3,7 +3,7 @@
 from resumable_data.lookup.diff import LedgerDiff, diff_ledgers
 from resumable_data.lookup.export import export_rows
 from resumable_data.lookup.walk import Status, Walk
-from resumable_data.lookup.where import Delivery, find_sample, find_update
+from resumable_data.lookup.where import Delivery, find_document, find_sample, find_update
 
 __all__ = [
     "Delivery",
@@ -12,6 +12,7 @@ __all__ = [
     "Walk",
     "diff_ledgers",
     "export_rows",
+    "find_document",
     "find_sample",
     "find_update",
 ]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from resumable_data.lookup.walk import Walk
 
 SCHEMA_VERSION = 1
+_COUNTED_MAX = 1 << 32
 
 
 class LedgerDiff(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +52,7 @@ def diff_ledgers(a: Walk, b: Walk) -> LedgerDiff:
     size = min(positions_a.size, positions_b.size)
     differs = (positions_a[:size] != positions_b[:size]) | (ids_a[:size] != ids_b[:size])
     first = int(np.argmax(differs)) if differs.any() else size
-    length = max(len(a.order), len(b.order))
-    surplus = np.bincount(ids_a, minlength=length) - np.bincount(ids_b, minlength=length)
+    surplus = _surplus(ids_a, ids_b)
     position = sample_a = sample_b = None
     if first < size:
         position = int(min(positions_a[first], positions_b[first]))
@@ -69,6 +69,16 @@ def diff_ledgers(a: Walk, b: Walk) -> LedgerDiff:
         only_in_a=int(surplus[surplus > 0].sum()),
         only_in_b=int(-surplus[surplus < 0].sum()),
     )
+
+
+def _surplus(ids_a: NDArray[np.int64], ids_b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often more each sample is in the first than in the second."""
+    largest = max(int(ids_a.max(initial=0)), int(ids_b.max(initial=0)))
+    if largest > _COUNTED_MAX:  # hashes of packed rows: numbered anew
+        numbers = np.unique(np.concatenate((ids_a, ids_b)), return_inverse=True)[1]
+        ids_a, ids_b = numbers[: ids_a.size], numbers[ids_a.size :]
+        largest = int(numbers.max(initial=0))
+    return np.bincount(ids_a, minlength=largest + 1) - np.bincount(ids_b, minlength=largest + 1)
 
 
 def _committed(walk: Walk) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from resumable_data.audit.branch import Branch
+    from resumable_data.audit.packed import Packed
     from resumable_data.ledger.columns import Deliveries
     from resumable_data.order import Order
 
@@ -78,22 +79,23 @@ class Walk:
 
     Args:
         path: Its directory. Nothing in it is changed.
+        packed: Of a run over packed rows, its `resumable_data.packing.PackedTokens`.
 
     Raises:
         LedgerCorruptError: A claim is damaged; so may a file be that is met later.
         LedgerError: There is no ledger at `path`.
-        UsageError: The order of the run is not one of this package.
+        UsageError: The order of the run is not one of this package; or it read packed rows, and they are not given.
 
     Attributes:
         history: Its attempts.
         order: The order of the run.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.history = read_history(Path(path))
+    def __init__(self, path: str | os.PathLike[str], packed: Packed | None = None) -> None:
+        self.history = read_history(Path(path), packed)
         recipe = self.history.newest.claim.start.recipe
         try:
-            self.order: Order = order_from_description(recipe.order)
+            self.order: Order = self.history.rows or order_from_description(recipe.order)
         except UsageError as error:
             raise UsageError(
                 f"the ledger's order cannot be rebuilt, so it is not known what was read: {error}"

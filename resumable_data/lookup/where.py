@@ -11,6 +11,8 @@ from resumable_data.errors import UsageError
 from resumable_data.lookup.walk import STATUSES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from resumable_data.lookup.walk import Part, Rows, Walk
@@ -29,6 +31,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         rank: The data-parallel rank.
         attempt: The launch of the job.
         status: ``"committed"``, ``"rewound"``, ``"rolled back"`` by a restart, or ``"in flight"``.
+        pieces: Of a packed row, ``(document, start, stop)`` of its pieces; `msgspec.UNSET` of a sample.
     """
 
     id: int
@@ -40,6 +43,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     attempt: int
     status: str
+    pieces: tuple[tuple[int, int, int], ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def find_sample(walk: Walk, sample_id: int) -> list[Delivery]:
@@ -49,23 +53,57 @@ def find_sample(walk: Walk, sample_id: int) -> list[Delivery]:
         UsageError: The run has no such sample.
     """
     length = len(walk.order)
+    if walk.history.rows is not None:
+        raise UsageError("this run read packed rows, which have no numbers of their own; look for a document")
     if not 0 <= sample_id < length:
         raise UsageError(f"the run has samples 0 to {length - 1}, and no sample {sample_id}")
+
+    def positions_in(low: int, high: int) -> list[int]:
+        epochs = np.arange(low // length, high // length + 1)
+        offsets = [int(walk.order.offsets(int(epoch), np.array([sample_id], np.int64))[0]) for epoch in epochs]
+        positions: list[int] = (epochs * length + np.array(offsets, np.int64)).tolist()
+        return positions
+
+    return _find(walk, positions_in, lambda rows: rows.id == sample_id)
+
+
+def find_document(walk: Walk, document: int) -> list[Delivery]:
+    """Every delivery of a packed row that holds something of a document.
+
+    Raises:
+        UsageError: The run has no such document, or read samples.
+    """
+    packed = walk.history.rows
+    if packed is None:
+        raise UsageError("this run read samples, not packed rows of documents; look for a sample")
+
+    def positions_in(low: int, high: int) -> list[int]:
+        return [position for position in packed.rows_of(document, high + 1) if position >= low]
+
+    return _find(walk, positions_in, lambda rows: np.isin(rows.position, packed.rows_of(document, _last(rows) + 1)))
+
+
+def _last(rows: Rows) -> int:
+    return int(rows.position.max(initial=-1))
+
+
+def _find(
+    walk: Walk, positions_in: Callable[[int, int], list[int]], holds: Callable[[Rows], NDArray[np.bool_]]
+) -> list[Delivery]:
+    """Deliveries of what is looked for, which is at positions in a range, both ends included, or repeated as padding."""
     found = []
     for part in walk.parts():
         records = part.records
         if not len(records):
             continue
         last = records.start + records.stride * np.maximum(records.count - 1, 0)
-        epochs = np.arange(int(records.start.min()) // length, int(last.max()) // length + 1)
-        offsets = [int(walk.order.offsets(int(epoch), np.array([sample_id], np.int64))[0]) for epoch in epochs]
         may_hold = records.padding > 0
-        for position in (epochs * length + np.array(offsets, np.int64)).tolist():
+        for position in positions_in(int(records.start.min()), int(last.max())):
             ahead = position - records.start
             may_hold |= (ahead >= 0) & (position <= last) & (ahead % records.stride == 0)
         chosen = part._replace(records=records.take(may_hold), status=part.status[may_hold])
         rows = walk.rows(chosen)
-        found += _deliveries(chosen, rows, np.flatnonzero(rows.id == sample_id), length)
+        found += _deliveries(walk, chosen, rows, np.flatnonzero(holds(rows)))
     return found
 
 
@@ -82,12 +120,12 @@ def find_update(walk: Walk, update: int) -> list[Delivery]:
         held = part.records.update == update
         chosen = part._replace(records=part.records.take(held), status=part.status[held])
         rows = walk.rows(chosen)
-        found += _deliveries(chosen, rows, np.arange(rows.id.size), len(walk.order))
+        found += _deliveries(walk, chosen, rows, np.arange(rows.id.size))
     return found
 
 
-def _deliveries(part: Part, rows: Rows, which: NDArray[np.int64], length: int) -> list[Delivery]:
-    record = rows.record[which]
+def _deliveries(walk: Walk, part: Part, rows: Rows, which: NDArray[np.int64]) -> list[Delivery]:
+    record, packed, length = rows.record[which], walk.history.rows, len(walk.order)
     columns = (
         rows.id[which].tolist(),
         rows.position[which].tolist(),
@@ -100,13 +138,14 @@ def _deliveries(part: Part, rows: Rows, which: NDArray[np.int64], length: int) -
         Delivery(
             id=sample_id,
             position=position,
-            epoch=position // length,
+            epoch=position // length if packed is None else packed.place(position).epoch,
             is_padding=is_padding,
             update=update,
             microbatch=index,
             rank=part.rank,
             attempt=part.branch.claim.attempt,
             status=STATUSES[status],
+            pieces=msgspec.UNSET if packed is None else tuple(packed.pieces(position)),
         )
         for sample_id, position, is_padding, update, index, status in zip(*columns, strict=True)
     ]

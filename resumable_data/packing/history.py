@@ -73,11 +73,48 @@ class PackedHistory:
         """The place at a position, with the counts of all that is behind it; that of the run's beginning at 0."""
         if position == 0:
             return PackedPlace()
-        self._reach(position)
-        number = bisect_right(self._starts, position - 1) - 1
+        window, first = self._window_at(position - 1)
+        return window.place_of(position - first)
+
+    def pieces(self, position: int) -> list[tuple[int, int, int]]:
+        """``(document, start, stop)`` of the pieces of the row at a position."""
+        window, first = self._window_at(position)
+        return window.rows.pieces(position - first)
+
+    def rows_of(self, document: int, stop: int) -> list[int]:
+        """Positions before `stop` of the rows that hold something of a document, ascending.
+
+        Raises:
+            UsageError: There is no such document.
+        """
+        if not 0 <= document < len(self._packed.source):
+            raise UsageError(f"the run has documents 0 to {len(self._packed.source) - 1}, and no document {document}")
+        self._reach(stop)
+        found = []
+        for number, place in enumerate(self._places):
+            after = self._places[number + 1] if number + 1 < len(self._places) else None
+            if self._may_hold(document, place, after) and self._starts[number] < stop:
+                window, first = self._window_at_number(number)
+                pieces = np.flatnonzero(window.rows.document == document)
+                rows = np.unique(np.searchsorted(window.rows.edges, pieces, side="right") - 1)
+                found += [position for position in (rows + first).tolist() if position < stop]
+        return found
+
+    def _may_hold(self, document: int, place: PackedPlace, after: PackedPlace | None) -> bool:
+        """Whether a window may have tokens of a document: its place in the epoch's order tells."""
+        at = int(self._packed.order.offsets(place.epoch, np.array([document], np.int64))[0])
+        stop = len(self._packed.source) if after is None or after.epoch != place.epoch else after.carry_document
+        return place.carry_document <= at <= stop
+
+    def _window_at(self, position: int) -> tuple[RunWindow, int]:
+        """The window that holds a position, planned again, and the position of its first row."""
+        self._reach(position + 1)
+        return self._window_at_number(bisect_right(self._starts, position) - 1)
+
+    def _window_at_number(self, number: int) -> tuple[RunWindow, int]:
         if self._newest is None or self._newest[0] != number:
             self._newest = number, RunWindow(self._packed, self._places[number])
-        return self._newest[1].place_of(position - self._starts[number])
+        return self._newest[1], self._starts[number]
 
     def end_of(self, epochs: int, *, at_most: int) -> int | None:
         """The position at the end of so many epochs; None where it is beyond `at_most`."""
