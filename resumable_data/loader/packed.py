@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,7 +99,8 @@ class PackedRequests(RequestQueue):
             if following is not None:
                 prefetch(source, following[1].rows)
             rows, request = current
-            pending.append(Pending(rows, xxh3_64_intdigest(row_ids(request.rows).tobytes()), request.rows))
+            ids = rows.ids_bytes + rows.filler_id.to_bytes(8, sys.byteorder) * rows.num_filler
+            pending.append(Pending(rows, xxh3_64_intdigest(ids), request.rows))
             yield request
             current = following
 

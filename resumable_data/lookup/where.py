@@ -90,7 +90,7 @@ def _last(rows: Rows) -> int:
 def _find(
     walk: Walk, positions_in: Callable[[int, int], list[int]], holds: Callable[[Rows], NDArray[np.bool_]]
 ) -> list[Delivery]:
-    """Deliveries of what is looked for, which is at positions in a range, both ends included, or repeated as padding."""
+    """Deliveries of what is looked for: at positions in a range, both ends included, or repeated as padding."""
     found = []
     for part in walk.parts():
         records = part.records
