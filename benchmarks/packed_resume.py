@@ -119,7 +119,7 @@ def resume(case: Case, windows_on: int = 0) -> int:
     position = cursor.position
     for _ in range(windows_on):
         position = schedule.run.stop(position + 1)
-        schedule.settle(0, position)
+        schedule.packed_place(schedule.settle(0, position))
     return found
 
 

@@ -69,7 +69,7 @@ class Replay:
         num_updates = stop_update - self.update
         if num_updates == 0:
             return
-        epoch, offset = stretch.place_after(num_updates)[:2]
+        epoch, offset, _ = stretch.place_after(num_updates)
         if self._epochs == UNKNOWN_EPOCHS and self._may_have_led_to(position, num_updates):
             epoch, offset = divmod(position, length)
         passed = epoch * length + offset - (counted["epoch"] * length + counted["offset"])

@@ -136,7 +136,9 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return Schedule(length=recipe.length, global_batch=recipe.global_batch, tail=recipe.tail, epochs=epochs)
 
-    def advance(self, done: Committed, place: Place, *, run_id: str, attempt: int) -> Cursor:
+    def advance(
+        self, done: Committed, place: Place, *, run_id: str, attempt: int, packed: PackedPlace | None = None
+    ) -> Cursor:
         """The cursor after the updates `done`, which must be the next ones.
 
         Args:
@@ -144,6 +146,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             place: Where the next one starts.
             run_id: The run, see the attribute.
             attempt: The attempt that committed them.
+            packed: Where the next one starts among packed rows; of use with these only.
         """
         advanced = place.epoch * self.recipe.length + place.offset - self.position
         return msgspec.structs.replace(
@@ -153,13 +156,13 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             applied=self.applied + done.applied,
             skipped=self.skipped + done.skipped,
             samples=self.samples + done.samples,
-            tokens=place.packed.tokens if place.packed else self.tokens + done.tokens,
+            tokens=packed.tokens if packed else self.tokens + done.tokens,
             epoch=place.epoch,
             offset=place.offset,
             padding=self.padding + done.padding,
             dropped=self.dropped + advanced - done.samples,
             batches=self.batches + done.batches,
-            packed=place.packed or self.packed,
+            packed=packed or self.packed,
         )
 
     def with_coverage(self, span: CoverageSpan) -> Cursor:

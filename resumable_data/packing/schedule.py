@@ -22,7 +22,7 @@ class PackedSchedule:
     """Cuts the rows of a run into updates, as `Schedule` does for samples. Updates cross the borders of epochs.
 
     Rows are numbered through all epochs, so that every place has epoch 0 here and its position as the offset, see
-    `PACKED_LENGTH`; a `Place` carries the `PackedPlace`, which tells the rest.
+    `PACKED_LENGTH`; `packed_place` tells the rest.
 
     Args:
         packed: Documents and how they are packed.
@@ -56,10 +56,14 @@ class PackedSchedule:
         self._by_tokens = by_tokens
 
     def settle(self, epoch: int, offset: int) -> Place:
-        """The place at a position, up to which all is committed: what is before it is not asked for again."""
-        packed = self.run.place(offset)
-        self.run.forget(offset)
-        return Place(0, offset, packed=packed)
+        """The place at a position."""
+        return Place(0, offset)
+
+    def packed_place(self, place: Place) -> PackedPlace:
+        """The same place among packed rows, to which all is committed: what is before is not asked for again."""
+        packed = self.run.place(place.offset)
+        self.run.forget(place.offset)
+        return packed
 
     def segments(self, epoch: int, offset: int) -> Iterator[Segment]:
         """All segments from a position to the end of the run, found as windows are planned."""

@@ -22,15 +22,11 @@ _ENDLESS = 1 << 62
 
 
 class Place(NamedTuple):
-    """A place in the run: `offset` samples into `epoch`, and the samples skipped on the way there.
-
-    In a run over packed rows the epoch is 0, the offset counts rows of the whole run, and `packed` tells the rest.
-    """
+    """A place in the run: `offset` samples into `epoch`, and the samples skipped on the way there."""
 
     epoch: int
     offset: int
     dropped: int = 0
-    packed: PackedPlace | None = None
 
 
 class UpdateSpan(NamedTuple):
@@ -73,6 +69,10 @@ class RunSchedule(Protocol):
 
     def settle(self, epoch: int, offset: int) -> Place:
         """Where the next update starts, from where the one before ended."""
+        ...
+
+    def packed_place(self, place: Place) -> PackedPlace | None:
+        """The same place among packed rows, to which all is committed; None in a run over samples."""
         ...
 
     def segments(self, epoch: int, offset: int) -> Iterator[Segment]:
@@ -169,13 +169,16 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             return Place(epoch + 1, 0, rest)
         return Place(epoch, offset)
 
+    def packed_place(self, place: Place) -> None:
+        """None: places of samples have nothing more to tell."""
+
     def is_over(self, epoch: int) -> bool:
         """Whether the run has no epoch `epoch`."""
         return self.epochs is not None and epoch >= self.epochs
 
     def segment_at(self, epoch: int, offset: int) -> Segment | None:
         """The longest row of equal updates that starts at this place; None where the run is over."""
-        epoch, offset = self.settle(epoch, offset)[:2]
+        epoch, offset, _ = self.settle(epoch, offset)
         if self.is_over(epoch):
             return None
         start = epoch * self.length + offset
@@ -222,7 +225,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     def _sizes_left(self, epoch: int, offset: int) -> Iterator[tuple[int, int]]:
         """(rows, number of updates of that many rows) from this place to the end of a finite run."""
         assert self.epochs is not None
-        epoch, offset = self.settle(epoch, offset)[:2]
+        epoch, offset, _ = self.settle(epoch, offset)
         if self.is_over(epoch):
             return
         later_epochs = self.epochs - epoch - 1

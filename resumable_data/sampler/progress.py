@@ -65,7 +65,8 @@ class Progress:
         if done.applied or done.skipped:
             self._committed = Committed()
             place = self._schedule.settle(*divmod(done.stop, self._schedule.length))
-            self._cursor = self._cursor.advance(done, place, run_id=self.run_id, attempt=self.attempt)
+            packed = self._schedule.packed_place(place)
+            self._cursor = self._cursor.advance(done, place, run_id=self.run_id, attempt=self.attempt, packed=packed)
             if self._is_alone:
                 self.cover(self._own_lanes)
         return self._cursor
@@ -161,7 +162,7 @@ class Progress:
         self._own_lanes = add_lanes(self._own_lanes, (lane_0, lane_1))
         self._next_update += 1
         if self._next_update % _SETTLE_EVERY == 0:
-            _ = self.cursor  # what is behind it can be let go of, see `PackedSchedule.settle`
+            _ = self.cursor  # what is behind it can be let go of, see `PackedSchedule.packed_place`
         return last.update
 
     @property
