@@ -11,8 +11,8 @@ from resumable_data.ledger.layout import rank_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from resumable_data.audit.findings import Finding
     from resumable_data.audit.history import Attempt, History
+    from resumable_data.findings import Finding
     from resumable_data.ledger.records import OlderFile
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from resumable_data.audit.findings import Finding
 from resumable_data.audit.report import NOTHING, Bounds
+from resumable_data.findings import Finding
 from resumable_data.logs.findings import CLEAN, UNPROVEN
 from resumable_data.logs.report import format_finding
 
