@@ -253,9 +253,9 @@ class RankWriter:
             self._fail(error)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # nothing global is used: the interpreter may be shutting down
+        # nothing global is used, `suppress` neither: the interpreter may be shutting down
         if self._descriptor >= 0:
-            try:  # noqa: SIM105
+            try:  # noqa: SIM105  # see above
                 close(self._descriptor)
             except OSError:
                 pass
@@ -313,7 +313,7 @@ class RankWriter:
             frame, self._chain = make_frame(payload, chain_checksum(head))
             self._payload_bytes_max = header.payload_bytes_max
             write_all(self._descriptor, head + frame)
-        except Exception as error:  # as in _append
+        except Exception as error:  # as in _write
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
