@@ -61,7 +61,8 @@ KINDS = {
     "RD117": Kind(
         NOTE,
         "an older attempt wrote on after a newer one was claimed: the history forks there",
-        "Two jobs ran at once. What the older one delivered from there on is discarded, and so are its checkpoints.",
+        "Two jobs ran at once. What the older one delivered from there on is discarded, with its checkpoints, but for "
+        "what a later attempt went on from.",
     ),
     "RD201": Kind(VIOLATION, "a microbatch was never delivered", _ROLL_BACK),
     "RD202": Kind(VIOLATION, "a microbatch was delivered twice", _ROLL_BACK),

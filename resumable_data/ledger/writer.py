@@ -116,10 +116,10 @@ class _Fold:
 class RankWriter:
     """Appends what one rank delivers and commits; made by `Ledger.open_rank`.
 
-    Each record is one `write`, so a killed process loses nothing that was recorded; `sync` makes it survive a
-    loss of power. Trouble ends this rank's ledger and nothing else: it is logged once, `broken` becomes True,
-    nothing more is written, and the audit says "unproven". With ``on_error="raise"`` it raises
-    LedgerWriteError.
+    Each record is one `write`, so a killed process loses nothing that was recorded, but for the microbatches that wait
+    to be folded, fewer than `fold_rows` rows; `sync` makes it survive a loss of power. Trouble ends this rank's ledger
+    and nothing else: it is logged once, `broken` becomes True, and nothing more is written, so that the audit may say
+    "unproven". With ``on_error="raise"`` it raises LedgerWriteError.
 
     Args:
         path: The file, which must not exist; None makes a writer that is broken from the start.
@@ -322,7 +322,7 @@ class RankWriter:
             self._release()
         message = (
             f"the ledger file {shown(self._path)} could not be written: {error}. What this rank delivers "
-            "from here on is not recorded, so the audit will say 'unproven'. Make room or "
+            "from here on is not recorded, so the audit may say 'unproven'. Make room or "
             "repair the file system, and restart from a checkpoint to open a new attempt."
         )
         if self._on_error == "raise":
