@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resumable_data.audit.findings import SEVERITIES, Finding, finding
+from resumable_data.audit.findings import finding
 from resumable_data.audit.replay import check_take_over, count_cursor, is_reachable
 from resumable_data.audit.report import PROVEN, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.errors import CorruptStateError, UsageError
+from resumable_data.findings import Finding
 from resumable_data.ledger.frames import shown
 from resumable_data.order import order_from_description
 
@@ -63,7 +64,7 @@ def audit_cursor(cursor: Cursor, *, path: str = "", since_take_over: bool = Fals
         is_tracked=cursor.has_counted_batches,
         replayed=count,
         omitted=count,
-        findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
+        findings=tuple(sorted(findings, key=lambda one: one.precedence)),
     )
 
 

@@ -50,7 +50,7 @@ class Agains(NamedTuple):
     kept: list[KeptIds]
 
 
-class Commits(NamedTuple):
+class QuickCommits(NamedTuple):
     """`Commit` records of a batch, in order.
 
     Attributes:
@@ -64,7 +64,7 @@ class Commits(NamedTuple):
     applied: NDArray[np.bool_]
 
 
-def read_frequent(payloads: list[bytes]) -> tuple[Agains, Commits, list[int]]:
+def read_frequent(payloads: list[bytes]) -> tuple[Agains, QuickCommits, list[int]]:
     """The frequent records among payloads, and the numbers of those that are for the decoder."""
     size = np.fromiter(map(len, payloads), np.int64, len(payloads))
     tag = np.frombuffer(bytes([payload[1] if len(payload) > 1 else 0 for payload in payloads]), np.uint8)
@@ -73,7 +73,7 @@ def read_frequent(payloads: list[bytes]) -> tuple[Agains, Commits, list[int]]:
     found = [_read_commits(payloads, np.flatnonzero(is_commit & (size == n)), n) for n in (4, *_COMMIT_MARKS)]
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     arrangement = np.argsort(columns[0], kind="stable")
-    commits = Commits(*(column[arrangement] for column in columns))
+    commits = QuickCommits(*(column[arrangement] for column in columns))
     is_left = np.ones(len(payloads), np.bool_)
     is_left[agains.number] = False
     is_left[commits.number] = False
@@ -121,7 +121,7 @@ def _find_ids(data: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], int]:
     return np.zeros(data.shape[0], np.bool_), 0
 
 
-def _read_commits(payloads: list[bytes], number: NDArray[np.int64], size: int) -> Commits:
+def _read_commits(payloads: list[bytes], number: NDArray[np.int64], size: int) -> QuickCommits:
     mark, kind = _COMMIT_MARKS.get(size, (None, "u1"))
     fields = [("head", "u1"), ("tag", "u1"), *([("mark", "u1")] if mark else []), ("update", kind), ("applied", "u1")]
     rows = np.frombuffer(b"".join([payloads[n] for n in number.tolist()]), np.dtype(fields))
@@ -129,4 +129,4 @@ def _read_commits(payloads: list[bytes], number: NDArray[np.int64], size: int) -
     good = (rows["head"] == _COMMIT_HEAD) & ((applied == _FALSE) | (applied == _TRUE))
     good &= (rows["mark"] == mark) if mark else (update <= _FIXINT_MAX)
     good &= update <= _UPDATE_MAX
-    return Commits(number[good], update[good].astype(np.int64), (applied == _TRUE)[good])
+    return QuickCommits(number[good], update[good].astype(np.int64), (applied == _TRUE)[good])

@@ -192,7 +192,7 @@ class _Block(NamedTuple):
     offset: int
     payloads: list[bytes]
     agains: Agains
-    commits: frequent.Commits
+    commits: frequent.QuickCommits
     others: dict[int, RankRecord]
     id_bytes: int
 
@@ -316,7 +316,7 @@ class _Follower:
             more = [np.array(column) for column in zip(*late, strict=True)]
             columns = [np.concatenate(pair) for pair in zip(commits, more, strict=True)]
             arrangement = np.argsort(columns[0], kind="stable")
-            commits = frequent.Commits(*(column[arrangement] for column in columns))
+            commits = frequent.QuickCommits(*(column[arrangement] for column in columns))
         after = self._num_deliveries + np.searchsorted(deliveries, commits.number)
         for number, record in rest:
             num_deliveries = self._num_deliveries + int(np.searchsorted(deliveries, number))
