@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 
 from resumable_data.audit.branch import Branch
-from resumable_data.audit.findings import Finding, Issue, finding, gather_issues
+from resumable_data.audit.findings import Issue, finding, gather_issues
 from resumable_data.audit.history import NUM_UPDATES_MAX, claim_stretch, require_room
 from resumable_data.audit.rank_audit import Change, RankResult
 from resumable_data.audit.report import AttemptReport, Bounds
 from resumable_data.audit.timeline import reached_position, step_stops
 from resumable_data.audit.updates import Course
+from resumable_data.findings import Finding
 
 if TYPE_CHECKING:
     from resumable_data.audit.history import Attempt, History

@@ -68,15 +68,16 @@ def count_multiplicity(changes: Sequence[Change], branches: Sequence[Branch]) ->
 
 
 def _window(start: Vector, stride: Vector, count: Vector, sign: Vector, low: int) -> Vector:
-    """How deliveries differ from expected in a window: (WINDOW_POSITIONS,) int64 per position; see `_count_window`.
+    """How deliveries differ from expected in a window: (k,) int64 per position, from `low` on; see `_count_window`.
 
     Two numbers share each entry: rows delivered in the upper 32 bits, rows not delivered in the lower.
     """
-    delta = np.zeros(WINDOW_POSITIONS, np.int64)
+    size = int((start + stride * (count - 1) + 1 - low)[count > 0].max(initial=0))
+    delta = np.zeros(size, np.int64)
     for value, weight in ((1, 1 << 32), (-1, 1)):
         which = sign == value
         rows = expand(start[which], stride[which], count[which]) - low
-        delta += weight * np.bincount(rows, minlength=WINDOW_POSITIONS)
+        delta += weight * np.bincount(rows, minlength=size)
     return delta
 
 

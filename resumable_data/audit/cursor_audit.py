@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resumable_data.audit.findings import SEVERITIES, Finding, finding
+from resumable_data.audit.findings import finding
 from resumable_data.audit.packed import check_rows, find_rows
 from resumable_data.audit.replay import check_take_over, count_cursor, is_reachable
 from resumable_data.audit.report import PROVEN, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.errors import CorruptStateError, UsageError
+from resumable_data.findings import Finding
 from resumable_data.ledger.frames import shown
 from resumable_data.order import order_from_description
 
@@ -72,7 +73,7 @@ def audit_cursor(
         replayed=count,
         omitted=count,
         packed=cursor.packed,
-        findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
+        findings=tuple(sorted(findings, key=lambda one: one.precedence)),
     )
 
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from resumable_data.findings import MISSING_EVIDENCE, NOTE, VIOLATION, Finding, Kind, format_ranks
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-VIOLATION = "violation"
-MISSING_EVIDENCE = "missing-evidence"
-NOTE = "note"
-SEVERITIES = (VIOLATION, MISSING_EVIDENCE, NOTE)
-
-
-class Kind(NamedTuple):
-    """What all findings of one code have in common."""
-
-    severity: str
-    title: str
-    remedy: str
-
 
 _RESTORE = "Restore the file from a copy, or go on from a checkpoint whose history is proven."
 _ROLL_BACK = (
@@ -72,7 +61,8 @@ KINDS = {
     "RD117": Kind(
         NOTE,
         "an older attempt wrote on after a newer one was claimed: the history forks there",
-        "Two jobs ran at once. What the older one delivered from there on is discarded, and so are its checkpoints.",
+        "Two jobs ran at once. What the older one delivered from there on is discarded, with its checkpoints, but for "
+        "what a later attempt went on from.",
     ),
     "RD201": Kind(VIOLATION, "a microbatch was never delivered", _ROLL_BACK),
     "RD202": Kind(VIOLATION, "a microbatch was delivered twice", _ROLL_BACK),
@@ -131,58 +121,8 @@ KINDS = {
     ),
 }
 
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that an audit found.
-
-    Attributes:
-        code: A key of `KINDS`; codes keep their meaning for ever.
-        severity: ``"violation"``, ``"missing-evidence"`` or ``"note"``.
-        title: What was found, in words.
-        where: File, attempt, ranks and updates concerned.
-        attempt: The attempt concerned, None where it is not one.
-        ranks: dp ranks concerned, say ``"0-3,7"``; empty where it is not about ranks.
-        count: Records, files or fields concerned.
-        first_update: The first update concerned, None where it is not about updates; where a DataLoader's batches are
-            counted, `where` says so, the first batch.
-        last_update: The last one.
-        first_position: The first position of these updates.
-        last_position: The last one.
-        expected: What should be there, of the first one.
-        found: What is there.
-        remedy: What to do.
-    """
-
-    code: str
-    severity: str
-    title: str
-    where: str
-    expected: str
-    found: str
-    remedy: str
-    attempt: int | None = None
-    ranks: str = ""
-    count: int = 1
-    first_update: int | None = None
-    last_update: int | None = None
-    first_position: int | None = None
-    last_position: int | None = None
-
-
-def finding(code: str, where: str, *, expected: str, found: str, attempt: int | None = None) -> Finding:
-    """A finding that is not about single ranks or updates."""
-    kind = KINDS[code]
-    return Finding(
-        code=code,
-        severity=kind.severity,
-        title=kind.title,
-        where=where,
-        expected=expected,
-        found=found,
-        remedy=kind.remedy,
-        attempt=attempt,
-    )
-
+finding = partial(Finding.of, KINDS)
+"""A finding of an audit, by its code."""
 
 _PLURALS = {"update": "updates", "batch": "batches"}
 
@@ -219,21 +159,17 @@ def gather_issues(attempt: int, issues: Iterable[Issue], word: str = "update") -
 
 def _gathered(attempt: int, code: str, group: _Group, word: str) -> Finding:
     first, last = (min(group.updates), max(group.updates)) if group.updates else (None, None)
-    ranks = format_ranks(group.ranks)
-    where = f"attempt {attempt}, rank {ranks}"
+    where = f"attempt {attempt}, rank {format_ranks(group.ranks)}"
     if first is not None:
         where += f", {word} {first}" if first == last else f", {_PLURALS[word]} {first}-{last}"
-    single = finding(code, where, expected=group.first.expected, found=group.first.found, attempt=attempt)
-    return msgspec.structs.replace(single, ranks=ranks, count=group.times, first_update=first, last_update=last)
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as text: ``"0-3,7"``."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ",".join(shown[:20]) + (f" and {len(shown) - 20} more groups" if len(shown) > 20 else "")
+    return finding(
+        code,
+        where,
+        expected=group.first.expected,
+        found=group.first.found,
+        attempt=attempt,
+        ranks=group.ranks,
+        count=group.times,
+        first_update=first,
+        last_update=last,
+    )

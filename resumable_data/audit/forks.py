@@ -11,8 +11,8 @@ from resumable_data.ledger.layout import rank_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from resumable_data.audit.findings import Finding
     from resumable_data.audit.history import Attempt, History
+    from resumable_data.findings import Finding
     from resumable_data.ledger.records import OlderFile
 
 
@@ -30,17 +30,19 @@ def check_forks(history: History) -> list[Finding]:
             # the first claim after an attempt is the one that fenced it
             if older is not None and file.attempt < number and place not in listed:
                 listed.add(place)
-                findings += _check_file(file, older, number)
+                findings += _check_file(file, older, number, is_needed=file.attempt in history.chain)
     return findings
 
 
-def _check_file(file: OlderFile, older: Attempt, newer: int) -> list[Finding]:
+def _check_file(file: OlderFile, older: Attempt, newer: int, *, is_needed: bool) -> list[Finding]:
     name = rank_name(file.rank, file.peer)
     where = f"attempt {file.attempt}, {name}"
     path = _path_of(file, older)
-    if path is None:
-        return []  # a missing file is found where it is needed
     expected = f"{file.num_bytes} bytes, as when attempt {newer} was claimed"
+    if path is None:
+        # a rank's own file is missed where it is read; that a peer had one, nothing else tells
+        missing = finding("RD105", where, expected=expected, found="no file", attempt=file.attempt)
+        return [missing] if file.peer and is_needed else []
     num_bytes, checksum = measure(path, file.num_bytes)
     if num_bytes < file.num_bytes:
         return [finding("RD115", where, expected=expected, found=f"{num_bytes} bytes", attempt=file.attempt)]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from resumable_data.audit.findings import Finding, finding
+from resumable_data.audit.findings import finding
 from resumable_data.audit.packed import find_rows
 from resumable_data.audit.replay import check_successor, is_reachable, replay_cursor
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import LedgerCorruptError, LedgerError, UsageError
+from resumable_data.findings import Finding
 from resumable_data.ledger.frames import measure, shown
 from resumable_data.ledger.layout import CLAIM_NAME, AttemptFiles, attempt_name, list_attempt, list_attempts
 from resumable_data.ledger.reader import read_claim

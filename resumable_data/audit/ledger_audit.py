@@ -10,7 +10,7 @@ import msgspec
 from resumable_data.audit.attempt_audit import AttemptResult, audit_branch, audit_dead, find_branch
 from resumable_data.audit.branch import Branch
 from resumable_data.audit.coverage import check_partition, count_joints, count_multiplicity
-from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, SEVERITIES, Finding, finding
+from resumable_data.audit.findings import finding
 from resumable_data.audit.forks import check_forks
 from resumable_data.audit.history import History, read_history
 from resumable_data.audit.options import Limits, Options
@@ -22,6 +22,7 @@ from resumable_data.audit.spans import check_spans, uncovered
 from resumable_data.audit.unreadable import check_unreadable
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import UsageError
+from resumable_data.findings import MISSING_EVIDENCE, NOTE, Finding
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.records import secret_key
 from resumable_data.order import order_from_description
@@ -220,7 +221,7 @@ def _conclude(
         in_flight=sum(result.report.in_flight for result in results.values()),
         attempts=reports,
         packed=msgspec.UNSET if history.rows is None else history.rows.place(last.stop_position),
-        findings=tuple(sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), one.code))),
+        findings=tuple(sorted(findings, key=lambda one: one.precedence)),
     )
 
 

@@ -12,8 +12,8 @@ from resumable_data.audit.findings import finding
 from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
-    from resumable_data.audit.findings import Finding
     from resumable_data.cursor import Cursor, Recipe
+    from resumable_data.findings import Finding
     from resumable_data.order import Int64Array
     from resumable_data.plan import PackedPlace
 

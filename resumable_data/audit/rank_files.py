@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from resumable_data.audit.findings import Finding, finding
+from resumable_data.audit.findings import finding
 from resumable_data.audit.rank_audit import RankResult, audit_rank
 from resumable_data.audit.report import Bounds
 from resumable_data.audit.timeline import step_stops, surviving_jumps
 from resumable_data.errors import UsageError
+from resumable_data.findings import Finding
 from resumable_data.ledger.columns import COLUMNS
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.layout import rank_and_peer

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from resumable_data.audit.findings import NOTE, finding
+from resumable_data.audit.findings import finding
 from resumable_data.audit.packed import check_place, may_have_led_to
 from resumable_data.audit.updates import Stretch
 from resumable_data.cursor import Recipe, RecipeChange, compare_recipes
+from resumable_data.findings import NOTE
 from resumable_data.ledger.frames import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resumable_data.audit.findings import Finding
     from resumable_data.audit.packed import PackedRows
     from resumable_data.cursor import Cursor, Migration, TakeOver
+    from resumable_data.findings import Finding
 
 UNKNOWN_EPOCHS = -1
 _REACHABLE = 1 << 61

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from resumable_data.audit.findings import MISSING_EVIDENCE, VIOLATION, Finding
 from resumable_data.audit.unreadable import UnreadableSample
+from resumable_data.findings import MISSING_EVIDENCE, VIOLATION, Finding
 from resumable_data.plan import PackedPlace
 
 if TYPE_CHECKING:

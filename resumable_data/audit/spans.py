@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from resumable_data.audit.findings import Finding
     from resumable_data.audit.updates import Stretch
     from resumable_data.cursor import CoverageSpan, Cursor
+    from resumable_data.findings import Finding
     from resumable_data.order import Order
 
 CHUNK_POSITIONS = 1 << 20

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resumable_data.audit.findings import SEVERITIES
 from resumable_data.audit.picture import draw_coverage
+from resumable_data.findings import SEVERITIES
 
 if TYPE_CHECKING:
-    from resumable_data.audit.findings import Finding
     from resumable_data.audit.report import AttemptReport, AuditReport
+    from resumable_data.findings import Finding
 
 _EXPLAINED = {
     "proven": "every committed sample was delivered exactly once",

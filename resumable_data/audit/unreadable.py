@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from resumable_data.audit.findings import MISSING_EVIDENCE, finding
+from resumable_data.audit.findings import finding
+from resumable_data.findings import MISSING_EVIDENCE
 from resumable_data.order import ids_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resumable_data.audit.branch import Branch
-    from resumable_data.audit.findings import Finding
     from resumable_data.audit.report import Bounds
+    from resumable_data.findings import Finding
     from resumable_data.ledger.columns import Deliveries, UnreadableRows
 
 _SHOWN = 20

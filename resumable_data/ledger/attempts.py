@@ -61,9 +61,9 @@ class Ledger:
     Args:
         path: The directory; it is made at the first claim.
         ids: ``"digest"`` records a digest of each microbatch's IDs, ``"full"`` the IDs themselves too
-            (8 bytes per sample).
+            (1, 2, 4 or 8 bytes per sample, the fewest that hold all of the order's).
         on_error: What trouble with the ledger's files does: ``"unproven"`` logs it once, training goes on and
-            the audit says "unproven"; ``"raise"`` raises LedgerWriteError.
+            the audit may say "unproven"; ``"raise"`` raises LedgerWriteError.
         key: A secret of the run that digests are keyed with: who has the ledger, but not the secret, cannot try out
             which items were read. Audits need it too. Only for ``ids="digest"``.
         fold_rows: Microbatches with fewer rows are folded, those of one update, into records of about so many: a
@@ -262,7 +262,7 @@ class Ledger:
         except LedgerError as error:
             if self.on_error == "raise":
                 raise
-            _logger.error("%s Training goes on with a new attempt; the audit will not say 'proven'.", error)
+            _logger.error("%s Training goes on with a new attempt; the audit may say 'unproven'.", error)
             return 0, None
 
     def _try_claim(self, claim: Claim) -> bool:
@@ -295,7 +295,7 @@ class Ledger:
     def _fail(self, error: Exception) -> None:
         message = (
             f"no attempt could be claimed in the ledger {shown(self.path)}: {error} What is delivered is "
-            "not recorded, so the audit will say 'unproven'. Make the directory writable, and "
+            "not recorded, so the audit may say 'unproven'. Make the directory writable, and "
             "restart from a checkpoint."
         )
         if self.on_error == "raise":

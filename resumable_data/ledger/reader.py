@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -193,7 +192,7 @@ class _Block(NamedTuple):
     offset: int
     payloads: list[bytes]
     agains: Agains
-    commits: frequent.Commits
+    commits: frequent.QuickCommits
     others: dict[int, RankRecord]
     id_bytes: int
 
@@ -317,7 +316,7 @@ class _Follower:
             more = [np.array(column) for column in zip(*late, strict=True)]
             columns = [np.concatenate(pair) for pair in zip(commits, more, strict=True)]
             arrangement = np.argsort(columns[0], kind="stable")
-            commits = frequent.Commits(*(column[arrangement] for column in columns))
+            commits = frequent.QuickCommits(*(column[arrangement] for column in columns))
         after = self._num_deliveries + np.searchsorted(deliveries, commits.number)
         for number, record in rest:
             num_deliveries = self._num_deliveries + int(np.searchsorted(deliveries, number))
@@ -371,22 +370,38 @@ class _Follower:
 
 def _check_ids(block: _Block, number: NDArray[np.int64], deliveries: Deliveries) -> None:
     """Make sure that all deliveries carry their IDs, and the digest of these."""
-    width, others = np.dtype(f"<u{block.id_bytes}"), block.others
-    records = [others.get(n) for n in number.tolist()]
-    ids = [record.ids if isinstance(record, Delivered | Again) else None for record in records]
-    sizes = (width.itemsize * deliveries.count).tolist()
-    has_all = [part is not None and len(part) == size for part, size in zip(ids, sizes, strict=True)]
-    if all(has_all):
-        data = np.frombuffer(b"".join([part for part in ids if part is not None]), width).astype("<i8").data.cast("B")
-        edges = [0, *(8 * np.cumsum(deliveries.count)).tolist()]
-        found = [xxhash.xxh3_64_intdigest(data[low:high]) for low, high in itertools.pairwise(edges)]
-        has_all = (np.array(found, np.uint64) == deliveries.digest).tolist()
-    if not all(has_all):
-        wrong = has_all.index(False)
-        part = ids[wrong]
-        text = "none" if part is None else f"{len(part)} bytes of other IDs"
-        expected = f"{sizes[wrong]} bytes of IDs with the record's digest"
-        raise block.corrupt(int(number[wrong]), expected, text)
+    has_ids = np.zeros(number.size, np.bool_)
+    for kept in block.agains.kept:
+        which = np.searchsorted(number, kept.number)
+        fits = block.id_bytes * deliveries.count[which] == kept.ids.shape[1]
+        if fits.all() and (_digests(kept.ids, block.id_bytes) == deliveries.digest[which]).all():
+            has_ids[which] = True
+            continue
+        for row, one in enumerate(which.tolist()):
+            _check_record(block, number, deliveries, one, kept.ids[row].tobytes())
+    for one in np.flatnonzero(~has_ids).tolist():
+        record = block.others.get(int(number[one]))
+        _check_record(block, number, deliveries, one, record.ids if isinstance(record, Delivered | Again) else None)
+
+
+def _digests(ids: NDArray[np.uint8], width: int) -> NDArray[np.uint64]:
+    """What `digest_ids` gives for the IDs of each record: (k, bytes) uint8 to (k,) uint64."""
+    data = ids.view(f"<u{width}").astype("<i8", order="C")
+    step, everything = 8 * data.shape[1], data.data.cast("B")
+    return np.array([xxhash.xxh3_64_intdigest(everything[at : at + step]) for at in range(0, data.nbytes, step)], "u8")
+
+
+def _check_record(
+    block: _Block, number: NDArray[np.int64], deliveries: Deliveries, which: int, ids: bytes | None
+) -> None:
+    size = block.id_bytes * int(deliveries.count[which])
+    if ids is not None and len(ids) == size:
+        stored = np.frombuffer(ids, f"<u{block.id_bytes}").astype("<i8")
+        if xxhash.xxh3_64_intdigest(stored.tobytes()) == int(deliveries.digest[which]):
+            return
+    text = "none" if ids is None else f"{len(ids)} bytes of other IDs"
+    expected = f"{size} bytes of IDs with the record's digest"
+    raise block.corrupt(int(number[which]), expected, text)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes, frames: FrameReader, offset: int) -> T:

@@ -116,10 +116,10 @@ class _Fold:
 class RankWriter:
     """Appends what one rank delivers and commits; made by `Ledger.open_rank`.
 
-    Each record is one `write`, so a killed process loses nothing that was recorded; `sync` makes it survive a
-    loss of power. Trouble ends this rank's ledger and nothing else: it is logged once, `broken` becomes True,
-    nothing more is written, and the audit says "unproven". With ``on_error="raise"`` it raises
-    LedgerWriteError.
+    Each record is one `write`, so a killed process loses nothing that was recorded, but for the microbatches that wait
+    to be folded, fewer than `fold_rows` rows; `sync` makes it survive a loss of power. Trouble ends this rank's ledger
+    and nothing else: it is logged once, `broken` becomes True, and nothing more is written, so that the audit may say
+    "unproven". With ``on_error="raise"`` it raises LedgerWriteError.
 
     Args:
         path: The file, which must not exist; None makes a writer that is broken from the start.
@@ -253,9 +253,9 @@ class RankWriter:
             self._fail(error)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # nothing global is used: the interpreter may be shutting down
+        # nothing global is used, `suppress` neither: the interpreter may be shutting down
         if self._descriptor >= 0:
-            try:  # noqa: SIM105
+            try:  # noqa: SIM105  # see above
                 close(self._descriptor)
             except OSError:
                 pass
@@ -313,7 +313,7 @@ class RankWriter:
             frame, self._chain = make_frame(payload, chain_checksum(head))
             self._payload_bytes_max = header.payload_bytes_max
             write_all(self._descriptor, head + frame)
-        except Exception as error:  # as in _append
+        except Exception as error:  # as in _write
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -322,7 +322,7 @@ class RankWriter:
             self._release()
         message = (
             f"the ledger file {shown(self._path)} could not be written: {error}. What this rank delivers "
-            "from here on is not recorded, so the audit will say 'unproven'. Make room or "
+            "from here on is not recorded, so the audit may say 'unproven'. Make room or "
             "repair the file system, and restart from a checkpoint to open a new attempt."
         )
         if self._on_error == "raise":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from resumable_data.audit.findings import Finding, format_ranks
 from resumable_data.errors import UsageError
+from resumable_data.findings import Finding, format_ranks
 from resumable_data.logs.epochs import EpochTallies
 from resumable_data.logs.findings import judge_log, log_finding
 from resumable_data.logs.ordering import OrderCheck

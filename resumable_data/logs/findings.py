@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, VIOLATION, Finding, Kind, format_ranks
+from resumable_data.findings import MISSING_EVIDENCE, NOTE, VIOLATION, Finding, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,23 +51,8 @@ KINDS = {
     ),
 }
 
-
-def log_finding(
-    code: str, where: str, *, expected: str, found: str, count: int = 1, ranks: Iterable[int] = ()
-) -> Finding:
-    """A finding about a log."""
-    kind = KINDS[code]
-    return Finding(
-        code=code,
-        severity=kind.severity,
-        title=kind.title,
-        where=where,
-        expected=expected,
-        found=found,
-        remedy=kind.remedy,
-        count=count,
-        ranks=format_ranks(ranks),
-    )
+log_finding = partial(Finding.of, KINDS)
+"""A finding about a log, by its code."""
 
 
 def judge_log(findings: Iterable[Finding]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from resumable_data.audit.findings import SEVERITIES, Finding
+from resumable_data.findings import SEVERITIES, Finding
 from resumable_data.logs.epochs import EpochCounts
 from resumable_data.logs.findings import CLEAN, UNPROVEN
 from resumable_data.logs.replays import Replay

@@ -27,7 +27,7 @@ def checked_int(what: str, value: object, minimum: int, maximum: int, remedy: st
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
-        number = index(value)  # type: ignore[arg-type]  # what has no index is refused below
+        number = index(value)  # type: ignore[arg-type]  # what has no index raises TypeError
     except TypeError:
         number = minimum - 1
     if not minimum <= number <= maximum:

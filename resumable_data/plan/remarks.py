@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from resumable_data.findings import NOTE, VIOLATION, WARNING, Kind, PlainFinding
 
 if TYPE_CHECKING:
     from resumable_data.plan.layout import Layout
 
-VIOLATION = "violation"
-WARNING = "warning"
-NOTE = "note"
-SEVERITIES = (VIOLATION, WARNING, NOTE)
-
 UNCHANGED = ("order of samples", "samples per update", "schedules that count updates", "weights in the loss")
-
-
-class Kind(NamedTuple):
-    """What all findings of one code have in common."""
-
-    severity: str
-    title: str
-    remedy: str
-
 
 KINDS = {
     "RD601": Kind(
@@ -51,66 +40,38 @@ KINDS = {
     "RD606": Kind(WARNING, "the run is over", "Give more epochs to go on."),
 }
 
-
-class PlanFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to know: `code` and `severity` for programs, the rest for people."""
-
-    code: str
-    severity: str
-    title: str
-    where: str
-    expected: str
-    found: str
-    remedy: str
-
-    @property
-    def rank(self) -> tuple[int, str]:
-        """Sorts the worst first."""
-        return SEVERITIES.index(self.severity), self.code
+_finding = partial(PlainFinding.of, KINDS)
 
 
-def _finding(code: str, *, where: str, expected: str, found: str) -> PlanFinding:
-    kind = KINDS[code]
-    return PlanFinding(
-        code=code,
-        severity=kind.severity,
-        title=kind.title,
-        where=where,
-        expected=expected,
-        found=found,
-        remedy=kind.remedy,
-    )
-
-
-def judge_layout(layout: Layout, *, kind: str) -> list[PlanFinding]:
+def judge_layout(layout: Layout, *, kind: str) -> list[PlainFinding]:
     """What is uneven about a layout of a ``kind`` of update."""
     ranks = layout.num_replicas
     where = f"{kind} update on {ranks:,} ranks"
     findings = []
     if layout.num_empty and kind == "full":
         found = f"none on {layout.num_empty:,} of {ranks:,}"
-        findings.append(_finding("RD604", where=where, expected="a row on each rank", found=found))
+        findings.append(_finding("RD604", where, expected="a row on each rank", found=found))
     elif not layout.is_even:
         found = f"{layout.min_rows:,} on some, {layout.max_rows:,} on others"
-        findings.append(_finding("RD601", where=where, expected="the same number of rows on each rank", found=found))
+        findings.append(_finding("RD601", where, expected="the same number of rows on each rank", found=found))
     if layout.num_idle:
         found = f"none on {layout.num_idle:,} of {ranks:,}"
-        findings.append(_finding("RD602", where=where, expected="a row on each rank", found=found))
+        findings.append(_finding("RD602", where, expected="a row on each rank", found=found))
     if layout.num_filler:
         found = f"{layout.num_filler:,} beside {layout.num_rows:,} rows"
-        findings.append(_finding("RD603", where=where, expected="no filler rows", found=found))
+        findings.append(_finding("RD603", where, expected="no filler rows", found=found))
     return findings
 
 
-def judge_move(phase: int, below: int, above: int, *, is_over: bool) -> list[PlanFinding]:
+def judge_move(phase: int, below: int, above: int, *, is_over: bool) -> list[PlainFinding]:
     """What is wrong with moving at `phase`, which lies between two microbatch boundaries."""
     if is_over:
-        return [_finding("RD606", where="the place", expected="updates left", found="none")]
+        return [_finding("RD606", "the place", expected="updates left", found="none")]
     if phase == below:
         return []
     found = f"{phase:,}; going on there omits {phase - below:,} rows or replays {above - phase:,}"
     expected = f"{below:,} or {above:,} rows accumulated"
-    return [_finding("RD605", where="unfinished update", expected=expected, found=found)]
+    return [_finding("RD605", "unfinished update", expected=expected, found=found)]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

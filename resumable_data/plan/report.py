@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resumable_data.errors import UsageError
+from resumable_data.findings import PlainFinding
 from resumable_data.plan.alternatives import Alternatives
 from resumable_data.plan.batch_plan import BatchPlan, loss_factor, require_count
 from resumable_data.plan.layout import Layout, boundaries_around, lay_out
-from resumable_data.plan.remarks import UNCHANGED, Change, PlanFinding, find_changes, judge_layout, judge_move
+from resumable_data.plan.remarks import UNCHANGED, Change, find_changes, judge_layout, judge_move
 from resumable_data.plan.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     unchanged: tuple[str, ...]
     alternatives: Alternatives
-    findings: tuple[PlanFinding, ...]
+    findings: tuple[PlainFinding, ...]
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -181,7 +182,7 @@ def make_report(request: PlanRequest) -> PlanReport:
         changes=find_changes(updates[0].now, newest),
         unchanged=UNCHANGED,
         alternatives=_plan(request, target, schedule.global_batch).alternatives(),
-        findings=tuple(sorted(findings, key=lambda finding: finding.rank)),
+        findings=tuple(sorted(findings, key=lambda finding: finding.precedence)),
     )
 
 

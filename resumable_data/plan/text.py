@@ -5,13 +5,14 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from resumable_data.plan.remarks import NOTE, span_text
+from resumable_data.findings import NOTE
+from resumable_data.plan.remarks import span_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from resumable_data.findings import PlainFinding
     from resumable_data.plan.layout import Layout, Repeat
-    from resumable_data.plan.remarks import PlanFinding
     from resumable_data.plan.report import PlanReport, UpdateLayouts
 
     Row = tuple[str, Callable[[Layout], str]]
@@ -126,7 +127,7 @@ def _alternatives(report: PlanReport) -> list[tuple[str, str]]:
 
 def _warnings(report: PlanReport) -> list[str]:
     """Findings that are no notes, each code once; what notes say stands in the tables."""
-    first: dict[str, PlanFinding] = {}
+    first: dict[str, PlainFinding] = {}
     for finding in report.findings:
         if finding.severity != NOTE:
             first.setdefault(finding.code, finding)

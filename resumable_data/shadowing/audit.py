@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from resumable_data.audit.findings import format_ranks
 from resumable_data.audit.report import NOTHING, Bounds
 from resumable_data.errors import LedgerError
+from resumable_data.findings import format_ranks
 from resumable_data.ledger.frames import shown
 from resumable_data.logs.findings import judge_log
 from resumable_data.logs.report import by_severity
@@ -23,7 +23,7 @@ from resumable_data.shadowing.report import RestartedEpoch, ShadowAttempt, Shado
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resumable_data.audit.findings import Finding
+    from resumable_data.findings import Finding
     from resumable_data.shadowing.comparing import Again
     from resumable_data.shadowing.passes import Attempt, Pass, SegmentRows
     from resumable_data.shadowing.reader import Directory
@@ -199,8 +199,7 @@ def _evidence(directory: Directory, attempts: Sequence[Attempt]) -> list[Finding
     for attempt in attempts:
         missing = set(range(attempt.num_replicas)) - attempt.files.keys()
         if missing:
-            ranks = format_ranks(missing)
-            text = f"no file of rank {ranks}"
+            text = f"no file of rank {format_ranks(missing)}"
             expected = f"files of ranks 0-{attempt.num_replicas - 1}"
             found.append(
                 shadow_finding(
@@ -210,7 +209,7 @@ def _evidence(directory: Directory, attempts: Sequence[Attempt]) -> list[Finding
                     found=text,
                     attempt=attempt.number,
                     count=len(missing),
-                    ranks=ranks,
+                    ranks=missing,
                 )
             )
     for file in directory.files:

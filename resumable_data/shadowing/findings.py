@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from resumable_data.audit.findings import MISSING_EVIDENCE, NOTE, VIOLATION, Finding, Kind
+from functools import partial
+
+from resumable_data.findings import MISSING_EVIDENCE, NOTE, VIOLATION, Finding, Kind
 
 _RESUME = (
     "resumable_data.ResumableLoader, or resumable_data.track over a resumable_data.DistributedSampler, goes on at the "
@@ -51,21 +53,5 @@ KINDS = {
     "RD733": Kind(NOTE, "no epoch has a restart in it", "Stop the job in mid-epoch, start it again, and ask again."),
 }
 
-
-def shadow_finding(
-    code: str, where: str, *, expected: str, found: str, attempt: int | None = None, count: int = 1, ranks: str = ""
-) -> Finding:
-    """A finding about shadow files."""
-    kind = KINDS[code]
-    return Finding(
-        code=code,
-        severity=kind.severity,
-        title=kind.title,
-        where=where,
-        expected=expected,
-        found=found,
-        remedy=kind.remedy,
-        attempt=attempt,
-        ranks=ranks,
-        count=count,
-    )
+shadow_finding = partial(Finding.of, KINDS)
+"""A finding about shadow files, by its code."""

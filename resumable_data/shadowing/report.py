@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from resumable_data.audit.findings import Finding
 from resumable_data.audit.report import NOTHING, Bounds
+from resumable_data.findings import Finding
 from resumable_data.logs.findings import CLEAN, UNPROVEN
 from resumable_data.logs.report import format_finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SCHEMA_VERSION = 1
 _NUM_SHOWN = 20
@@ -132,8 +137,8 @@ def _row(one: RestartedEpoch) -> tuple[object, ...]:
     return epoch, "+".join(map(str, one.attempts)), one.by, one.read_again, one.replayed, one.omitted
 
 
-def _table(columns: tuple[str, ...], rows: object) -> list[str]:
-    table = [columns, *(tuple(map(str, row)) for row in rows)]  # type: ignore[attr-defined]
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> list[str]:
+    table = [columns, *(tuple(map(str, row)) for row in rows)]
     left = len(table) - 1 - _NUM_SHOWN
     table = table[: _NUM_SHOWN + 1]
     widths = [max(len(row[column]) for row in table) for column in range(len(columns))]

@@ -97,8 +97,8 @@ def _rows(leaf: Any) -> Sequence[Any]:
         return [_encode(item) for item in array.tolist()]
     if not array.size:
         return [b""] * len(array)
-    rows: Any = array.reshape(len(array), -1).view(np.uint8)
-    return rows  # type: ignore[no-any-return]
+    rows: Any = array.reshape(len(array), -1).view(np.uint8)  # a sequence of rows, which mypy does not see
+    return rows  # type: ignore[no-any-return]  # as above
 
 
 def _is_tensor(value: Any) -> bool:

@@ -73,7 +73,7 @@ def checked_dtype(dtype: object) -> np.dtype[Any]:
         UsageError: It is no integer type, or of the other byte order.
     """
     try:
-        kind = np.dtype(dtype)  # type: ignore[call-overload]
+        kind: np.dtype[Any] | None = np.dtype(dtype)  # type: ignore[call-overload]  # what is no type raises TypeError
     except TypeError:
         kind = None
     if dtype is None or kind is None or kind.kind not in "iu" or not kind.isnative:
@@ -81,4 +81,4 @@ def checked_dtype(dtype: object) -> np.dtype[Any]:
             f"dtype must be an integer type in this machine's byte order; found {dtype!r:.80}. Bytes read as another "
             "type are other tokens. Pass what the tokens were written as, say np.uint16."
         )
-    return kind  # type: ignore[no-any-return]
+    return kind

@@ -161,12 +161,17 @@ class CrashStates:
             remains = {file: self._files[file].remains() for file in files}
             num_open = sum(len(several) > 1 for several in remains.values())
             for others in (0, -1) if num_open > 1 else (-1,):
-                kept = {file: several[others] for file, several in remains.items()}
+                kept = _tree(names, {file: several[others] for file, several in remains.items()})
                 for file in files:
+                    # built by exchanging a few entries: this is where most of the time goes
+                    places = [(number, path) for number, (path, node) in enumerate(names.items()) if node is file]
                     for one in remains[file]:
-                        yield _tree(names, kept | {file: one})
+                        tree = list(kept)
+                        for number, path in places:
+                            tree[number] = path, one
+                        yield tuple(tree)
                 if not files:
-                    yield _tree(names, {})
+                    yield kept
             if num_open > 1:
                 for _ in range(_JOINT):
                     yield _tree(names, {file: rng.choice(several) for file, several in remains.items()})

@@ -69,7 +69,7 @@ def check_killed(num_ranks: int, victim: int, *args: Any) -> None:
 
 def test_killed_on_4_then_on_3_and_finished_on_2(tmp_path: Path) -> None:
     """Whatever was prefetched or delivered and not committed is read again: 0 replayed, 0 omitted over the run."""
-    root, num_workers = str(tmp_path), 2
+    root, num_workers = str(tmp_path), 1
     check_killed(4, 2, root, (2, 7, 1), 3, num_workers)
     check_killed(3, 0, root, (0, 13, 2), 4, num_workers)
     cursors = run_ranks(launch, 2, root, None, 5, num_workers)

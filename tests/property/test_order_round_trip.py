@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.order import Order, Sequential, Shuffle, ids_at, order_from_description
+from tests.texts import texts
 
 LENGTHS = st.one_of(
     st.integers(1, 100),
     st.integers(1, 2**62),
     st.builds(lambda k, d: max(1, min(2**62, 2**k + d)), st.integers(0, 62), st.integers(-2, 2)),
 )
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+NAMES = texts(max_size=60)
 ORDERS = st.one_of(
     st.builds(Sequential, LENGTHS), st.builds(Shuffle, LENGTHS, seed=st.integers(0, 2**63 - 1), name=NAMES)
 )

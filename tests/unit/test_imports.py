@@ -13,6 +13,7 @@ import resumable_data
 TORCH_FREE = [
     "resumable_data",
     "resumable_data.errors",
+    "resumable_data.findings",
     "resumable_data.order",
     "resumable_data.plan",
     "resumable_data.cursor",

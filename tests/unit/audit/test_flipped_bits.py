@@ -41,12 +41,14 @@ def small_run(path: Path, **options: Any) -> Run:
 def flips(file: Path, step: int = 1) -> Iterator[int]:
     """Flip one bit after another, and put the file back at the end; the number of the bit that is flipped."""
     good = file.read_bytes()
-    for bit in range(0, 8 * len(good), step):
-        data = bytearray(good)
-        data[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(data)
-        yield bit
-    file.write_bytes(good)
+    with open(file, "r+b", buffering=0) as opened:
+        for bit in range(0, 8 * len(good), step):
+            opened.seek(bit // 8)
+            opened.write(bytes([good[bit // 8] ^ 1 << bit % 8]))
+            yield bit
+            opened.seek(bit // 8)
+            opened.write(good[bit // 8 : bit // 8 + 1])
+    assert file.read_bytes() == good
 
 
 def files_of(run: Run) -> list[Path]:

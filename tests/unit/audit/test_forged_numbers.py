@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from resumable_data.audit import audit_ledger
 from resumable_data.errors import ResumableDataError
+from tests.files import overwrite
 from tests.unit.audit import test_lies_of_batches
 from tests.unit.audit.forging import EXTREMES, forge, numbers_in
 from tests.unit.audit.test_power import honest_run
@@ -59,7 +60,7 @@ class Forgery:
             pass
         finally:
             for file in {place.file for place in changes}:
-                file.write_bytes(self.good[file])
+                overwrite(file, self.good[file])
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))
@@ -67,7 +68,7 @@ def forgery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Forgery(MAKERS[request.param](tmp_path_factory.mktemp("forged")).path)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_forged_numbers_give_a_report_or_an_error_of_ours(forgery: Forgery, data: st.DataObject) -> None:
     """One number or a few of them: no other exception, no warning, and no memory without a bound."""

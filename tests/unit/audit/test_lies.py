@@ -25,6 +25,7 @@ from resumable_data.ledger.frames import (
 from resumable_data.ledger.layout import attempt_name, rank_name
 from resumable_data.ledger.records import Again, claim_decoder, encode_record, header_decoder, record_decoder
 from resumable_data.order import Shuffle
+from tests.files import overwrite
 from tests.unit.audit.simulator import RUN_ID, Run
 from tests.unit.audit.test_clean_histories import assert_clean, make_recipe
 
@@ -146,7 +147,7 @@ def write_frames(path: Path, kind: int, payloads: list[bytes]) -> None:
     for payload in payloads:
         frame, chain = make_frame(payload, chain)
         data += frame
-    path.write_bytes(data)
+    overwrite(path, data)
 
 
 def test_the_run_that_is_lied_about_is_clean(tmp_path: Path) -> None:

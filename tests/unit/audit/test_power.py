@@ -262,9 +262,9 @@ def damage(path: Path) -> None:
     file.write_bytes(data)
 
 
-def remove(name: str) -> Tell:
+def remove(name: str, **options: Any) -> Tell:
     def tell(path: Path) -> None:
-        target = honest_run(path).path / name
+        target = honest_run(path, **options).path / name
         shutil.rmtree(target) if target.is_dir() else target.unlink()
 
     return tell
@@ -584,6 +584,7 @@ LIES = [
         "RD210 a1; " * 2 + "RD210 a1",
     ),
     Lie("peer with padding", edited(1, (0,), change(Delivered, 1, padding=1), **PEER), V, "RD210 a1"),
+    Lie("dropped peer", remove("attempt-000001/rank-00001-peer-00001.ledger", num_peers=1), U, "RD105 a1"),
     Lie("head of another peer", headed(1, 1, 1, peer=2), V, "RD110 a1"),
     Lie("keyed, without the key", keyed, U, "RD113 a1; RD113 a2"),
     # What was declared.

@@ -12,9 +12,10 @@ import pytest
 
 from resumable_data import cli
 from resumable_data.audit import Bounds
-from resumable_data.audit.findings import KINDS, SEVERITIES
+from resumable_data.audit.findings import KINDS
 from resumable_data.cli import main
 from resumable_data.cursor import encode_cursor
+from resumable_data.findings import SEVERITIES
 from tests.unit.audit.simulator import Run
 from tests.unit.audit.test_clean_histories import make_recipe
 

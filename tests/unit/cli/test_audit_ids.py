@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resumable_data.audit.findings import SEVERITIES
 from resumable_data.cli import main
+from resumable_data.findings import SEVERITIES
 from resumable_data.logs import KINDS
 from resumable_data.order import Shuffle
 from resumable_data.shadowing import KINDS as SHADOW_KINDS

@@ -25,6 +25,7 @@ from resumable_data.cursor import (
     require_room,
 )
 from resumable_data.errors import CorruptStateError, ResumableDataError, StateError, UsageError
+from tests.texts import texts
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -131,8 +132,8 @@ def test_random_bytes_are_refused_by_our_errors_only(body: bytes) -> None:
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats() | texts(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 

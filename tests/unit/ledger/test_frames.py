@@ -24,6 +24,7 @@ from resumable_data.ledger.frames import (
     open_regular,
     shown,
 )
+from tests.files import overwrite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +79,7 @@ def test_every_cut_is_a_torn_tail(tmp_path: Path) -> None:
     whole = file_of(PAYLOADS)
     ends = [len(file_of(PAYLOADS[:n])) for n in range(len(PAYLOADS) + 1)]
     for cut in range(len(whole)):
-        path.write_bytes(whole[:cut])
+        overwrite(path, whole[:cut])
         payloads, torn = read(path)
         num_whole = sum(end <= cut for end in ends[1:])
         assert payloads == PAYLOADS[:num_whole]
@@ -127,7 +128,7 @@ def test_what_is_good_comes_before_the_damage(tmp_path: Path) -> None:
     whole = bytearray(file_of(PAYLOADS))
     whole[-9] ^= 1
     for data in (bytes(whole), file_of(PAYLOADS[:3]) + b"\xff" * 4):
-        path.write_bytes(data)
+        overwrite(path, data)
         with open_regular(path) as file:
             frames = FrameReader(file, path, kind=RANK_KIND, payload_bytes_max=100)
             blocks = frames.blocks()
@@ -151,7 +152,7 @@ def test_every_flipped_bit_is_located(tmp_path: Path) -> None:
     for bit in range(8 * len(whole)):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(data)
+        overwrite(path, data)
         with pytest.raises(LedgerCorruptError) as caught:
             read(path)
         assert int(str(caught.value).split("byte ")[1].split(":")[0]) <= bit // 8

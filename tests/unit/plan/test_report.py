@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from resumable_data.errors import UsageError
+from resumable_data.findings import SEVERITIES
 from resumable_data.plan import BatchPlan, Schedule
 from resumable_data.plan.layout import Layout, Repeat, boundaries_around, lay_out
-from resumable_data.plan.remarks import KINDS, SEVERITIES
+from resumable_data.plan.remarks import KINDS
 from resumable_data.plan.report import PlanReport, PlanRequest, RankSet, make_report
 
 
