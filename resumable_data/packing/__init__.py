@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from resumable_data.packing.batch import IGNORED_LABEL, RowBatch, RowBuffers
+from resumable_data.packing.gather import gather, prefetch, target_tokens
 from resumable_data.packing.policies import BestFit, Carry, Concat, Fill, NoPacking, Policy
 from resumable_data.packing.registry import policy_from_description
 from resumable_data.packing.rows import PackedRows
@@ -9,6 +11,7 @@ from resumable_data.packing.windows import DEFAULT_WINDOW, PlannedWindow, Window
 
 __all__ = [
     "DEFAULT_WINDOW",
+    "IGNORED_LABEL",
     "BestFit",
     "Carry",
     "Concat",
@@ -17,6 +20,11 @@ __all__ = [
     "PackedRows",
     "PlannedWindow",
     "Policy",
+    "RowBatch",
+    "RowBuffers",
     "WindowPlan",
+    "gather",
     "policy_from_description",
+    "prefetch",
+    "target_tokens",
 ]
