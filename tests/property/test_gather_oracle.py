@@ -128,7 +128,8 @@ def test_forged_rows(data: st.DataObject, kind: str) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(sorted(columns)))
         columns[name][data.draw(st.integers(0, 2))] = data.draw(FORGED)
-    rows = PackedRows(5, **{name: np.array(column, np.int64) for name, column in columns.items()})
+    arrays: dict[str, Any] = {name: np.array(column, np.int64) for name, column in columns.items()}
+    rows = PackedRows(5, **arrays)
     pieces = list(zip(columns["document"], columns["start"], columns["stop"], strict=True))
     first, middle, last = columns["edges"]
     is_sound = (
