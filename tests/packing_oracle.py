@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Piece = tuple[int, int, int]
 
+NO_LABEL = -100
+
 
 def rows_of(packed: PackedRows) -> list[list[Piece]]:
     """The package's rows as the oracle writes them."""
@@ -92,3 +94,40 @@ def chunk(tokens: list[tuple[int, int]], row_length: int) -> list[list[Piece]]:
 def no_packing(lengths: list[int], row_length: int, *, truncate: bool = False) -> list[list[Piece]]:
     """Every piece is a row."""
     return [[piece] for piece in cut_long(lengths, row_length, truncate=truncate)]
+
+
+@dataclass
+class Arrays:
+    """Rows as a model takes them."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    labels: list[list[int]] = field(default_factory=list)
+    position_ids: list[list[int]] = field(default_factory=list)
+    sequence_ids: list[list[int]] = field(default_factory=list)
+    cu_seqlens: list[int] = field(default_factory=list)
+
+
+def arrays(documents: list[list[int]], rows: list[list[Piece]], row_length: int, pad_token: int) -> Arrays:
+    """Write rows one token at a time; padding is a last sequence of its row, whose tokens have no label."""
+    written = Arrays()
+    num_places = num_sequences = 0
+    for row in rows:
+        tokens, labels, position_ids, sequence_ids = [], [], [], []
+        sequences = [documents[document][start:stop] for document, start, stop in row]
+        padding = [pad_token] * (row_length - size(row))
+        for sequence in [*sequences, padding] if padding else sequences:
+            written.cu_seqlens.append(num_places)
+            for position, token in enumerate(sequence):
+                has_next = sequence is not padding and position + 1 < len(sequence)
+                tokens.append(token)
+                labels.append(sequence[position + 1] if has_next else NO_LABEL)
+                position_ids.append(position)
+                sequence_ids.append(num_sequences)
+                num_places += 1
+            num_sequences += 1
+        written.tokens.append(tokens)
+        written.labels.append(labels)
+        written.position_ids.append(position_ids)
+        written.sequence_ids.append(sequence_ids)
+    written.cu_seqlens.append(num_places)
+    return written

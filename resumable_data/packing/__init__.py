@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from resumable_data.packing.batch import IGNORED_LABEL, RowBatch, RowBuffers
+from resumable_data.packing.gather import gather, prefetch, target_tokens
 from resumable_data.packing.history import PackedHistory
 from resumable_data.packing.packed_tokens import PackedRow, PackedTokens
 from resumable_data.packing.policies import BestFit, Carry, Concat, Fill, NoPacking, Policy
@@ -13,6 +15,7 @@ from resumable_data.packing.windows import DEFAULT_WINDOW, PlannedWindow, Window
 
 __all__ = [
     "DEFAULT_WINDOW",
+    "IGNORED_LABEL",
     "BestFit",
     "Carry",
     "Concat",
@@ -26,6 +29,11 @@ __all__ = [
     "PackedTokens",
     "PlannedWindow",
     "Policy",
+    "RowBatch",
+    "RowBuffers",
     "WindowPlan",
+    "gather",
     "policy_from_description",
+    "prefetch",
+    "target_tokens",
 ]

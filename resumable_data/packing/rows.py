@@ -150,28 +150,34 @@ def check_structure(rows: PackedRows, num_documents: int) -> Int64Array:
     Raises:
         UsageError: with the first property that fails.
     """
-    columns = (rows.document, rows.start, rows.stop)
-    shapes = {column.shape for column in columns} == {(rows.num_pieces,)}
-    dtypes = {column.dtype for column in (*columns, rows.edges)} == {np.dtype(np.int64)}
-    _require(shapes and dtypes and rows.edges.ndim == 1, "int64 arrays of one length and int64 edges", "other arrays")
+    _require(_are_arrays(rows), "int64 arrays of one length and int64 edges", "other arrays")
     ends = [int(rows.edges[0]), int(rows.edges[-1])] if rows.edges.size else []
     _require(ends == [0, rows.num_pieces], f"edges from 0 to {rows.num_pieces}", f"{ends}")
-    num_pieces = rows.edges[1:] - rows.edges[:-1]
-    _require(_all_below(num_pieces - 1, rows.num_pieces), "at least one piece in each row", "a row without any")
-    _require(_all_below(rows.document, num_documents), f"documents in [0, {num_documents})", "others")
-    _require(bool((rows.start < rows.stop).all()), "at least one token in each piece", "an empty piece")
-    # A piece by itself first, and unsigned: differences of 2**63 and sums of many such pieces wrap around.
-    longest = int((rows.stop - rows.start).view(np.uint64).max(initial=0))
-    _require(longest <= rows.row_length, f"at most {rows.row_length} tokens in a piece", f"{longest}")
+    num_pieces, sizes = rows.edges[1:] - rows.edges[:-1], rows.stop - rows.start
+    # The sign of all combined tells whether any is below zero, in a quarter of the time of looking at each by itself.
+    signs = rows.document | (num_documents - 1 - rows.document) | rows.start | rows.stop
+    signs |= (sizes - 1) | (rows.row_length - sizes)
+    if num_pieces.min(initial=1) < 1 or signs.min(initial=0) < 0:
+        _name_the_fault(rows, num_documents)
     tokens = rows.tokens_per_row()
     longest = int(tokens.max(initial=0))
     _require(longest <= rows.row_length, f"at most {rows.row_length} tokens in a row", f"{longest}")
     return tokens
 
 
-def _all_below(values: Int64Array, limit: int) -> bool:
-    """Whether all are in ``[0, limit)``: seen as unsigned, a negative one is larger than any limit."""
-    return int(values.view(np.uint64).max(initial=0)) < limit or not values.size
+def _are_arrays(rows: PackedRows) -> bool:
+    columns = (rows.document, rows.start, rows.stop)
+    is_int64 = all(column.dtype == np.int64 for column in (*columns, rows.edges))
+    return is_int64 and all(column.shape == (rows.num_pieces,) for column in columns) and rows.edges.ndim == 1
+
+
+def _name_the_fault(rows: PackedRows, num_documents: int) -> None:
+    _require(bool((np.diff(rows.edges) > 0).all()), "at least one piece in each row", "a row without any")
+    known = (rows.document >= 0) & (rows.document < num_documents)
+    _require(bool(known.all()), f"documents in [0, {num_documents})", "others")
+    _require(bool((rows.start >= 0).all()), "tokens counted from 0", "a piece that starts before")
+    _require(bool((rows.start < rows.stop).all()), "at least one token in each piece", "an empty piece")
+    _require(False, f"at most {rows.row_length} tokens in a row", "a longer piece")
 
 
 def _require(holds: bool, expected: str, found: str) -> None:
@@ -185,5 +191,5 @@ def _require(holds: bool, expected: str, found: str) -> None:
 def running_sum(sizes: Int64Array) -> Int64Array:
     """``(k,)`` sizes to the ``(k + 1,)`` edges between them, from 0 on."""
     edges = np.zeros(sizes.size + 1, dtype=np.int64)
-    np.cumsum(sizes, out=edges[1:])
+    sizes.cumsum(out=edges[1:])
     return edges
