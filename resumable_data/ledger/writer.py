@@ -335,7 +335,7 @@ class RankWriter:
             os.close(descriptor)
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
     """Write all of `data`; what an interrupted write leaves over is written too.
 
     Raises:

@@ -13,9 +13,9 @@ from resumable_data.errors import SourceError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.writer import sync_directory, write_all
 from resumable_data.sources.megatron import DTYPE_CODES, HEADER, MAGIC, VERSION, megatron_paths
+from resumable_data.sources.token_file import TokenFile, write_failures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
@@ -54,7 +54,8 @@ class MegatronWriter:
             raise UsageError(f"expected one of the format's types, {names}; found {self._dtype}. Nothing was written.")
         self._force = force
         self._num_documents = self._num_tokens = 0
-        self._bin = self._index = -1
+        self._bin: TokenFile | None = None
+        self._lock = self._index = -1
 
     @property
     def num_documents(self) -> int:
@@ -71,16 +72,22 @@ class MegatronWriter:
         """The tokens and the index, as they are named when they are whole."""
         return self._bin_path, self._index_path
 
+    @property
+    def unfinished_path(self) -> Path:
+        """The tokens, as they are named until they are whole: for another process, to open a `TokenFile`."""
+        return _unfinished(self._bin_path)
+
     def __enter__(self) -> MegatronWriter:
-        with self._failures():
+        with write_failures(self._bin_path):
             if not self._bin_path.parent.is_dir():
                 raise UsageError(
                     f"there is no folder {shown(self._bin_path.parent)}; nothing was written. Make it first."
                 )
-            self._bin = self._lock(_unfinished(self._bin_path))
+            self._lock = self._open_locked(self.unfinished_path)
             try:
                 self._refuse_existing()
-                os.ftruncate(self._bin, 0)
+                os.ftruncate(self._lock, 0)
+                self._bin = TokenFile(self.unfinished_path)
                 self._index = os.open(_unfinished(self._index_path), _FLAGS | os.O_TRUNC, 0o666)
                 write_all(self._index, bytes(HEADER.size))  # the counts in it are known at the end
             except BaseException:
@@ -93,7 +100,7 @@ class MegatronWriter:
     ) -> None:
         try:
             if kind is None:
-                with self._failures():
+                with write_failures(self._bin_path):
                     self._finish()
         finally:
             self._discard()
@@ -114,16 +121,34 @@ class MegatronWriter:
                 f"expected {int(lengths.sum())} tokens of type {self._dtype} by the lengths of documents, found "
                 f"{tokens.dtype} of shape {tokens.shape}. Documents would hold each other's tokens."
             )
+        offset = self.reserve(lengths)
+        assert self._bin is not None
+        self._bin.write(tokens, offset)
+
+    def reserve(self, lengths: Int64Array) -> int:
+        """Append documents whose tokens are written by someone else, to a `TokenFile` of `unfinished_path`.
+
+        Args:
+            lengths: ``(k,)`` int64, the tokens of each.
+
+        Returns:
+            Where the tokens of the first one begin in the file [bytes]; the others follow it.
+
+        Raises:
+            UsageError: A document has more tokens than the format can say.
+            SourceError: The index cannot be written.
+        """
         if lengths.size and not 0 <= int(lengths.min()) <= int(lengths.max()) <= DOCUMENT_TOKENS_MAX:
             raise UsageError(
                 f"expected documents of 0 to {DOCUMENT_TOKENS_MAX} tokens, as the format's lengths are int32; found "
                 f"{int(lengths.min())} to {int(lengths.max())}. Split the document."
             )
-        with self._failures():
-            write_all(self._bin, np.ascontiguousarray(tokens, self._dtype.newbyteorder("<")).data.cast("B"))
+        with write_failures(self._bin_path):
             write_all(self._index, lengths.astype("<i4").tobytes())
+        offset: int = self._num_tokens * self._dtype.itemsize
         self._num_documents += lengths.size
-        self._num_tokens += tokens.size
+        self._num_tokens += int(lengths.sum())
+        return offset
 
     def _finish(self) -> None:
         if not self._num_tokens:
@@ -131,11 +156,17 @@ class MegatronWriter:
                 f"expected tokens for {shown(self._bin_path)}, found none in {self._num_documents} documents. A run "
                 "would have nothing to read; nothing was written."
             )
+        size = os.fstat(self._lock).st_size
+        if size != self._num_tokens * self._dtype.itemsize:
+            raise UsageError(
+                f"expected {self._num_tokens} tokens of type {self._dtype} in {shown(self._bin_path)}, as their "
+                f"documents were reserved; found {size} bytes. Nothing was written. Write what was reserved."
+            )
         self._write_pointers()
         self._write_documents()
         counts = (self._num_documents, self._num_documents + 1)
         os.pwrite(self._index, HEADER.pack(MAGIC, VERSION, _CODES[self._dtype], *counts), 0)
-        os.fsync(self._bin)
+        os.fsync(self._lock)
         os.fsync(self._index)
         # An index that stands beside tokens belongs to them, whenever the machine stops.
         if self._force:
@@ -167,7 +198,7 @@ class MegatronWriter:
             stop = min(first + _CHUNK, self._num_documents + 1)
             write_all(self._index, np.arange(first, stop, dtype="<i8").tobytes())
 
-    def _lock(self, path: Path) -> int:
+    def _open_locked(self, path: Path) -> int:
         """Open a file that no other writer has open; a lock ends with its process, whatever ends that."""
         while True:
             descriptor = os.open(path, _FLAGS, 0o666)
@@ -189,21 +220,14 @@ class MegatronWriter:
 
     def _discard(self) -> None:
         """Close both files; remove what still has its temporary name, while it is locked."""
-        for path, descriptor in ((self._index_path, self._index), (self._bin_path, self._bin)):
+        if self._bin is not None:
+            self._bin.close()
+        for path, descriptor in ((self._index_path, self._index), (self._bin_path, self._lock)):
             if descriptor >= 0:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(_unfinished(path))
                 os.close(descriptor)
-        self._bin = self._index = -1
-
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise SourceError(
-                f"cannot write {shown(self._bin_path)} and its index: {error.strerror}. Nothing was left of it."
-            ) from error
+        self._bin, self._lock, self._index = None, -1, -1
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from resumable_data.tokenizing.documents import JsonlReader, TextReader
 from resumable_data.tokenizing.inputs import look_at, parts
 from resumable_data.tokenizing.protocol import TokenizerName, dtype_of
 from resumable_data.tokenizing.splitting import BLANK_LINES, BlankLines, Lines, Separator, Whole
-from resumable_data.tokenizing.workers import Encoder, encode_all
+from resumable_data.tokenizing.workers import Encoder, encode_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from resumable_data.tokenizing.documents import DocumentReader
     from resumable_data.tokenizing.inputs import Format, Input
-    from resumable_data.tokenizing.protocol import Tokenizer, Tokens
+    from resumable_data.tokenizing.protocol import Tokenizer
     from resumable_data.tokenizing.splitting import Splitter
 
 SCHEMA_VERSION = 1
@@ -123,11 +124,12 @@ def build_tokens(
     spans = parts(found, {format: reader.splitter for format, reader in readers.items()}, _PART_BYTES)
     total, done, skipped = sum(one.size for one in found), 0, 0
     with MegatronWriter(output, dtype=dtype_of(tokenizer.name.vocabulary), force=force) as writer:
-        for part, tokens in encode_all(encoder, spans, jobs):
-            skipped += _add(writer, tokens)
-            done += sum(span.stop - span.start for span in part)
-            if progress is not None:
-                progress(done, total)
+        with closing(encode_parts(encoder, spans, writer, jobs)) as written:
+            for part, num_skipped in written:
+                skipped += num_skipped
+                done += sum(span.stop - span.start for span in part)
+                if progress is not None:
+                    progress(done, total)
         _refuse_nothing(writer, skipped)
     built = MegatronTokens(output)
     return BuildReport(
@@ -141,13 +143,6 @@ def build_tokens(
         input_bytes=total,
         fingerprint=built.fingerprint(),
     )
-
-
-def _add(writer: MegatronWriter, tokens: Tokens) -> int:
-    """Write what has tokens; the number of documents that have none."""
-    kept = tokens.lengths[tokens.lengths > 0]
-    writer.add(tokens.tokens, kept)
-    return tokens.lengths.size - kept.size
 
 
 def _readers(
