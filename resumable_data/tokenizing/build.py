@@ -95,8 +95,8 @@ def build_tokens(
 ) -> BuildReport:
     """Write the tokens of files of texts as ``NAME.bin`` and ``NAME.idx``, both whole or none.
 
-    The files are the same for any number of jobs. Memory is that of a few parts of 1 MiB per job, or of the longest
-    document where that is longer.
+    The files are the same for any number of jobs. Each takes some 30 MB of memory, or where a document is longer than
+    a part of 1 MiB, four times its bytes with a `ByteTokenizer`, and what its encoding takes with another.
 
     Args:
         inputs: Text files and files of JSON lines. Their documents are numbered in this order.

@@ -117,6 +117,22 @@ def test_json_lines(tmp_path: Path) -> None:
     assert (report.documents, report.skipped) == (len(JSON_LINES) - 1, 1)
 
 
+@settings(max_examples=30)
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), min_size=1, max_size=9), st.integers(1, 60)
+)
+def test_any_text_in_json(tmp_path_factory: pytest.TempPathFactory, texts: list[str], part_bytes: int) -> None:
+    """Whatever letters a text has, escaped or not, and wherever the file is cut, its UTF-8 is what is written."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for escaped in (True, False):
+        lines = [json.dumps({"more": [1, {}], "text": text}, ensure_ascii=escaped) for text in texts]
+        (folder / f"{escaped}.jsonl").write_bytes("\n".join(lines).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "_PART_BYTES", part_bytes)
+        build_tokens([folder / "True.jsonl", folder / "False.jsonl"], folder / "out")
+    assert read_megatron(folder / "out") == byte_tokens([text.encode() for text in texts]) * 2
+
+
 def test_format_by_name_or_by_word(tmp_path: Path) -> None:
     """A name that ends in .jsonl is JSON lines, another is text, and what is said goes before the name."""
     line = '{"text":"a"}\n'
