@@ -187,7 +187,10 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)])
+@pytest.mark.parametrize(
+    ("number", "jobs"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 1), pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow)],
+)
 def test_stopped_build_leaves_nothing(number: signal.Signals, jobs: int) -> None:
     """Ctrl-C, which a terminal sends to all processes, and a scheduler's signal remove what was begun."""
     with Script(SLOW_TOKENIZER, "--jobs", str(jobs)) as script:
@@ -211,6 +214,7 @@ def test_killed_build_leaves_no_dataset() -> None:
     assert sorted(name for name in os.listdir() if "out" in name) == ["out.bin", "out.idx"]
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_one_that_started_them() -> None:
     """Workers end when the process that started them is killed, though nobody tells them."""
     with Script(SLOW_PROGRESS) as script:
