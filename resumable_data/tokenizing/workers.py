@@ -2,8 +2,8 @@
 
 A worker has a pipe of its own. It is handed parts, and answers each with the lengths of its documents. Once the parts
 before are answered it is told where the tokens go in the file, and writes them itself. So the files do not depend on
-who is faster, tokens pass through no pipe, and no more than two parts per worker are under way. A worker ends when the
-other end of its pipe does, also where that was killed.
+who is faster, tokens pass through no pipe, and no more than a few parts per worker are under way. A worker ends when
+the other end of its pipe does, also where that was killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Part: TypeAlias = list[Span]
 
-_PARTS_PER_WORKER = 2
+_PARTS_PER_WORKER = 4  # so that a worker seldom waits for the process that hands out parts
 _JOIN_S = 5.0
 
 
