@@ -104,7 +104,7 @@ class LogError(ResumableDataError):
 
 
 class SourceError(ResumableDataError):
-    """A source of tokens cannot be read, or does not hold what its header or offsets say."""
+    """A source of tokens cannot be read or written, or does not hold what its header or offsets say."""
 
     exit_code = 3
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -12,18 +11,17 @@ from typing import TYPE_CHECKING
 
 from resumable_data.cli.demo_report import read_outcome, report
 from resumable_data.cli.demo_run import DemoError, Job, Kill, Progress, Stage, run_stages
+from resumable_data.cli.signals import ENDED_BY_USER, signals_interrupt
 from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     from resumable_data.cli.demo_report import Outcome
 
 SCRIPT_NAME = "train_bytes.py"
 INTERRUPTED_RUN = (Stage(4, Kill(rank=2, update=13)), Stage(3, Kill(rank=0, update=29)), Stage(2))
 CONTROL_RUN = (Stage(4),)
-_ENDED_BY_USER = 130
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table, and return the exit code."""
-    with _directory(args.keep) as folder, _signals_end_it():
+    with _directory(args.keep) as folder, signals_interrupt():
         job, say = Job(script=find_script(), folder=folder), Progress()
         try:
             interrupted, control = (
@@ -49,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             )
         except KeyboardInterrupt:
             print("stopped; the demo's processes were ended", file=sys.stderr)
-            return _ENDED_BY_USER
+            return ENDED_BY_USER
     say(f"done{f'; checkpoints, ledgers and output are in {folder}' if args.keep else ''}\n")
     failures = report(interrupted, control)
     for failure in failures:
@@ -94,18 +92,3 @@ def _directory(keep: Path | None) -> Iterator[Path]:
         )
     keep.mkdir(parents=True, exist_ok=True)
     yield keep.resolve()
-
-
-@contextlib.contextmanager
-def _signals_end_it() -> Iterator[None]:
-    """Make what asks this process to end do what Ctrl-C does, so that no process of the demo outlives it."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -32,8 +32,12 @@ def bad_source(path: object, where: str, expected: str, found: str, remedy: str)
     )
 
 
-def open_regular(path: Path) -> int:
+def open_regular(path: Path, contents: str = "tokens") -> int:
     """Open a file, or what a link leads to, and only a regular one with something in it; returns its descriptor.
+
+    Args:
+        path: The file.
+        contents: What it is expected to hold, for messages.
 
     Raises:
         SourceError: It is a directory, FIFO or device, empty, or cannot be opened.
@@ -50,7 +54,7 @@ def open_regular(path: Path) -> int:
     os.close(descriptor)
     if stat.S_ISREG(status.st_mode):
         raise SourceError(
-            f"{shown(path)}: expected tokens, found an empty file. A source that was lost and one of no tokens look "
+            f"{shown(path)}: expected {contents}, found an empty file. One that was lost and one of no {contents} look "
             "the same. Write it again, or leave it out."
         )
     raise SourceError(

@@ -70,7 +70,7 @@ def content_fingerprint(source: TokenSource, *, full: bool = False, documents: i
     count = len(source) if documents is None else checked_integer("documents", documents, 1, len(source))
     lengths_hash = xxhash.xxh3_128()
     ends = [0]  # tokens before each chunk of documents
-    for _, lengths in _length_chunks(source, count):
+    for _, lengths in length_chunks(source, count):
         lengths_hash.update(np.ascontiguousarray(lengths, "<i8").data)
         ends.append(ends[-1] + int(lengths.sum()))
     total = ends[-1]
@@ -125,7 +125,7 @@ def compare_fingerprints(saved: str, source: TokenSource) -> FingerprintChange:
     return FingerprintChange("edited", text)
 
 
-def _length_chunks(source: TokenSource, count: int) -> Iterator[tuple[int, Int64Array]]:
+def length_chunks(source: TokenSource, count: int) -> Iterator[tuple[int, Int64Array]]:
     """The lengths of the first `count` documents, checked: (first document, (k,) int64), a chunk at a time."""
     end = 0
     for first in range(0, count, _CHUNK_DOCUMENTS):

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"MMIDIDX\x00\x00"
 DTYPE_CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_HEADER = struct.Struct("<9sQBQQ")
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
 _CHUNK = 1 << 20
 _REMEDY = "Write both files again, from the same run of the tool that made them."
 
@@ -69,11 +70,11 @@ class MegatronTokens(FlatBase):
         if bin_size % np.dtype(header.dtype).itemsize:
             expected = f"a multiple of {np.dtype(header.dtype).itemsize} bytes, as tokens are {header.dtype}"
             raise bad_source(bin_path, "its size", expected, f"{bin_size} bytes", _REMEDY)
-        pointers_at = _HEADER.size + 4 * num_sequences
+        pointers_at = HEADER.size + 4 * num_sequences
         documents_at = pointers_at + 8 * num_sequences
         # No entry of an index is aligned to its size, and numpy gathers from unaligned arrays several times slower
         # than from aligned ones. All are aligned to two bytes: an entry is a row of two or four halves.
-        self._lengths = self._map(header.size, _HEADER.size, 2 * num_sequences)
+        self._lengths = self._map(header.size, HEADER.size, 2 * num_sequences)
         self._pointers = self._map(header.size, pointers_at, 4 * num_sequences)
         self._documents = self._map(header.size, documents_at, 4 * (num_documents + 1))
         num_tokens = bin_size // np.dtype(header.dtype).itemsize
@@ -204,20 +205,21 @@ def megatron_paths(path: str | os.PathLike[str]) -> tuple[Path, Path]:
 
 
 def _read_header(path: Path) -> _Header:
-    data, size = read_head(path, _HEADER.size)
-    if len(data) < _HEADER.size:
-        raise bad_source(path, "its header", f"{_HEADER.size} bytes", f"{len(data)}", _REMEDY)
-    magic, version, code, num_sequences, num_offsets = _HEADER.unpack(data)
+    data, size = read_head(path, HEADER.size)
+    if len(data) < HEADER.size:
+        raise bad_source(path, "its header", f"{HEADER.size} bytes", f"{len(data)}", _REMEDY)
+    magic, version, code, num_sequences, num_offsets = HEADER.unpack(data)
     if magic != MAGIC:
         raise bad_source(path, "its first bytes", repr(MAGIC), repr(magic), "Pass the index of a Megatron dataset.")
-    if version != 1:
-        raise bad_source(path, "its version", "1", str(version), "Write it with a tool that writes version 1.")
+    if version != VERSION:
+        remedy = f"Write it with a tool that writes version {VERSION}."
+        raise bad_source(path, "its version", str(VERSION), str(version), remedy)
     if code not in DTYPE_CODES:
         names = ", ".join(f"{code} {np.dtype(name).name}" for code, name in DTYPE_CODES.items())
         raise bad_source(path, "its type of tokens", f"one of {names}", str(code), _REMEDY)
     if num_offsets < 2:
         raise bad_source(path, "its number of documents", "2 or more, one for the end", str(num_offsets), _REMEDY)
-    expected = _HEADER.size + 12 * num_sequences + 8 * num_offsets
+    expected = HEADER.size + 12 * num_sequences + 8 * num_offsets
     if size == expected + num_sequences and num_sequences:
         found = "that of a multimodal dataset, with a mode for each sequence"
         raise bad_source(path, "its size", "an index of text", found, "Write the text alone, without multimodal=True.")

@@ -24,6 +24,7 @@ TORCH_FREE = [
     "resumable_data.lookup",
     "resumable_data.shadowing",
     "resumable_data.sources",
+    "resumable_data.tokenizing",
     "resumable_data.cli",
     "resumable_data.rng",
 ]
