@@ -115,15 +115,14 @@ class PackedSchedule:
 
     def _by_budget(self, position: int) -> list[Segment]:
         spans: list[UpdateSpan] = []
-        while len(spans) < _GROUPED:
-            stop = self.run.next_after(position, self.global_batch)
+        known = self.run.stop(position + 1)
+        while len(spans) < _GROUPED and position < known:
+            stop = self.run.next_after(position, self.global_batch, before=known if spans else None)
+            if stop is None and spans:  # windows further on are for later
+                break
             if stop is None:  # the run's last update has what is left
                 stop = self.run.stop(position + 1)
-                if stop <= position:
-                    break
             spans.append(UpdateSpan(position, stop - position, 0))
             position = stop
-            if position >= self.run.stop(position):  # windows further on are for later
-                break
         groups = [list(group) for _, group in groupby(spans, key=lambda span: span.num_samples)]
         return [Segment(group[0], len(group)) for group in groups]
