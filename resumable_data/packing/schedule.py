@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from resumable_data.packing.run import PackedRun
-from resumable_data.plan import BatchPlan, Place, Segment, UpdateSpan
+from resumable_data.plan import BatchPlan, Place, Segment, UpdateSpan, require_count
 from resumable_data.plan.packed_place import PACKED_LENGTH
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class PackedSchedule:
         by_tokens: Whether it counts tokens: an update then takes rows until they have so many.
         epochs: Epochs of the whole run; endless when None.
 
+    Raises:
+        UsageError: `epochs` is no number of them.
+
     Attributes:
         run: The rows by position.
     """
@@ -49,6 +52,8 @@ class PackedSchedule:
         by_tokens: bool,
         epochs: int | None,
     ) -> None:
+        if epochs is not None:
+            require_count("epochs", epochs)
         self.run = PackedRun(packed, start=start, position=position, epochs=epochs)
         self.global_batch = global_batch
         self.epochs = epochs
