@@ -10,6 +10,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from resumable_data.packing import PackedRows
 
 Piece = tuple[int, int, int]
@@ -63,7 +65,7 @@ def best_fit(lengths: list[int], row_length: int, *, truncate: bool = False) -> 
     return [done.pieces for done in bins]
 
 
-def fill(lengths: list[int], row_length: int, *, percent: int) -> list[list[Piece]]:
+def fill(lengths: list[int], row_length: int, *, percent: int | Fraction) -> list[list[Piece]]:
     """Best fit, but rows filled to less than so many percent are laid end to end, by document."""
     rows = best_fit(lengths, row_length)
     least = ceil(percent * row_length / 100)

@@ -24,7 +24,7 @@ def find_gap(packed: PackedTokens, window: RunWindow) -> str:
     arrangement = np.lexsort((rows.start, rows.document))  # documents ascending, then their tokens
     document, start, stop = (column[arrangement] for column in (rows.document, rows.start, rows.stop))
     begins = np.diff(document, prepend=-1) != 0
-    ends = np.append(begins[1:], True)
+    ends = np.append(begins[1:], begins[:1])  # none where the window has no rows
     joins = ~begins[1:]
     if not np.array_equal(start[1:][joins], stop[:-1][joins]):
         return _at(document[1:][joins], start[1:][joins] != stop[:-1][joins], "has tokens twice or not at all in rows")

@@ -99,12 +99,12 @@ class PackedRun:
             pass
         return self._known_stop
 
-    def next_after(self, position: int, tokens: int) -> int | None:
+    def next_after(self, position: int, tokens: int, *, before: int | None = None) -> int | None:
         """The position after the first rows from `position` on that together have so many tokens.
 
-        None where the run ends before.
+        None where the run ends before, or at the rows from `before` on, which are not looked at.
         """
-        while position < self.stop(position + 1):
+        while position < (self.stop(position + 1) if before is None else before):
             window, first = self._window_at(position)
             reached = int(window.tokens[position - first]) + tokens
             row = int(np.searchsorted(window.tokens, reached))

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from resumable_data.packing.run import PackedRun
-from resumable_data.plan import BatchPlan, Place, Segment, UpdateSpan
+from resumable_data.plan import BatchPlan, Place, Segment, UpdateSpan, require_count
 from resumable_data.plan.packed_place import PACKED_LENGTH
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class PackedSchedule:
         by_tokens: Whether it counts tokens: an update then takes rows until they have so many.
         epochs: Epochs of the whole run; endless when None.
 
+    Raises:
+        UsageError: `epochs` is no number of them.
+
     Attributes:
         run: The rows by position.
     """
@@ -49,6 +52,8 @@ class PackedSchedule:
         by_tokens: bool,
         epochs: int | None,
     ) -> None:
+        if epochs is not None:
+            require_count("epochs", epochs)
         self.run = PackedRun(packed, start=start, position=position, epochs=epochs)
         self.global_batch = global_batch
         self.epochs = epochs
@@ -119,15 +124,14 @@ class PackedSchedule:
 
     def _by_budget(self, position: int) -> list[Segment]:
         spans: list[UpdateSpan] = []
-        while len(spans) < _GROUPED:
-            stop = self.run.next_after(position, self.global_batch)
+        known = self.run.stop(position + 1)
+        while len(spans) < _GROUPED and position < known:
+            stop = self.run.next_after(position, self.global_batch, before=known if spans else None)
+            if stop is None and spans:  # windows further on are for later
+                break
             if stop is None:  # the run's last update has what is left
                 stop = self.run.stop(position + 1)
-                if stop <= position:
-                    break
             spans.append(UpdateSpan(position, stop - position, 0))
             position = stop
-            if position >= self.run.stop(position):  # windows further on are for later
-                break
         groups = [list(group) for _, group in groupby(spans, key=lambda span: span.num_samples)]
         return [Segment(group[0], len(group)) for group in groups]
