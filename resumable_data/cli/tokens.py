@@ -6,13 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resumable_data.cli.progress import ProgressBar
 from resumable_data.cli.signals import ENDED_BY_USER, signals_interrupt
+from resumable_data.cli.token_source import add_source_options, open_source
 from resumable_data.errors import UsageError
-from resumable_data.sources import open_tokens
-from resumable_data.sources.npy import map_npy
 from resumable_data.sources.summary import summarize
 from resumable_data.tokenizing import ByteTokenizer, HuggingFaceTokenizer, build_tokens, parse_separator
 from resumable_data.tokenizing.build import DEFAULT_FIELD
@@ -97,13 +96,9 @@ def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show.add_argument(
         "source", metavar="SOURCE", help="a file or folder, or the name of .bin and .idx without the ending"
     )
-    show.add_argument("--dtype", metavar="TYPE", help="integer type of a raw file, say uint16")
-    show.add_argument("--end-token", type=int, metavar="TOKEN", help="the number of the token that ends a document")
-    show.add_argument("--offsets", type=Path, metavar="FILE", help="an .npy file: where documents begin, then the end")
-    show.add_argument("--lengths-file", type=Path, metavar="FILE", help="an .npy file: the tokens of each document")
-    show.add_argument("--column", metavar="NAME", help="the column of a Parquet or Arrow file (default: input_ids)")
     show.add_argument("--full", action="store_true", help="take the fingerprint of all tokens, not of a sample")
     show.add_argument("--json", action="store_true", help="print JSON")
+    add_source_options(show)
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -152,15 +147,7 @@ def _split_on(text: str | None) -> str | bytes | None:
 
 
 def _show(args: argparse.Namespace) -> int:
-    lengths: Any = None if args.lengths_file is None else map_npy(args.lengths_file).array
-    source = open_tokens(
-        args.source,
-        lengths=lengths,
-        dtype=args.dtype,
-        end_token=args.end_token,
-        offsets=args.offsets,
-        column=args.column,
-    )
+    source = open_source(args.source, args)
     summary = summarize(source, full=args.full)
     print(summary.to_json().decode() if args.json else summary.to_text())
     return 0

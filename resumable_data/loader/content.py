@@ -38,7 +38,6 @@ class Content(Protocol):
 
     Attributes:
         default_normalize: What the gradient is a mean over where the user does not say.
-        targets: Knows the target tokens of rows ahead; None where nobody does.
         fetcher: Reads a microbatch at a time, in a worker or in the training process.
         requests: What it is asked for.
     """
@@ -47,10 +46,11 @@ class Content(Protocol):
     requests: RequestQueue
 
     @property
-    def targets(self) -> TargetCounts | None: ...  # noqa: D102  # see above
-
-    @property
     def fetcher(self) -> torch.utils.data.Dataset[Fetched]: ...  # noqa: D102
+
+    def targets(self, normalize: str) -> TargetCounts | None:
+        """What knows the target tokens of rows ahead; None where nothing does."""
+        ...
 
     def first_cursor(
         self,
@@ -105,11 +105,15 @@ class SampleContent:
     ) -> None:
         length = check_dataset(dataset)
         self._order = choose_order(order, length, seed)
-        self.targets = None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length)
+        self._targets = None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length)
         self.fetcher = (SeededFetchDataset if seed_samples else FetchDataset)(
             dataset, collate_fn or default_collate, seed=seed, substitutes=on_unreadable is not None
         )
         self.requests = RequestQueue(length)
+
+    def targets(self, normalize: str) -> TargetCounts | None:
+        """What the user gave."""
+        return self._targets
 
     def first_cursor(
         self,
@@ -169,7 +173,6 @@ class PackedContent:
         self._schedule: PackedSchedule | None = None
         self.fetcher = PackedFetchDataset(packed.source, pad_token=packed.pad_token, transform=collate_fn)
         self.requests: RequestQueue = PackedRequests(self)
-        self.targets = self
 
     @property
     def source(self) -> TokenSource:
@@ -181,6 +184,10 @@ class PackedContent:
         """The rows by position, of the newest schedule."""
         assert self._schedule is not None
         return self._schedule.run
+
+    def targets(self, normalize: str) -> TargetCounts | None:
+        """Rows know their labels ahead, unless these are to be counted because `collate_fn` masks some."""
+        return None if normalize == "targets" else self
 
     def first_cursor(
         self,

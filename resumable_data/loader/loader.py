@@ -144,7 +144,7 @@ class ResumableLoader:
             on_unreadable=None if replaced is None else on_unreadable,
         )
         normalize = normalize or self._content.default_normalize
-        self._weight = LossWeight(normalize=normalize, factor=factor, targets=self._content.targets)
+        self._weight = LossWeight(normalize=normalize, factor=factor, targets=self._content.targets(normalize))
         start = self._content.first_cursor(
             global_batch=global_batch,
             global_batch_tokens=global_batch_tokens,
