@@ -392,10 +392,10 @@ def test_gradients_equal_those_of_one_process(batch: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "allow"),
     [
-        ({"global_batch": 4}, {"global_batch": 6}, {"global_batch"}),
-        ({"global_batch": 4}, {"global_batch_tokens": 50}, {"global_batch", "batch_unit"}),
-        ({"global_batch_tokens": 50}, {"global_batch": 4}, {"global_batch", "batch_unit"}),
-        ({"global_batch_tokens": 50}, {"global_batch_tokens": 20}, {"global_batch"}),
+        ({"global_batch": 4}, {"global_batch": 6}, ("global_batch",)),
+        ({"global_batch": 4}, {"global_batch_tokens": 50}, ("global_batch", "batch_unit")),
+        ({"global_batch_tokens": 50}, {"global_batch": 4}, ("global_batch", "batch_unit")),
+        ({"global_batch_tokens": 50}, {"global_batch_tokens": 20}, ("global_batch",)),
     ],
     ids=str,
 )
