@@ -173,9 +173,7 @@ def test_an_edit_of_equal_size_is_refused(state: dict[str, torch.Tensor]) -> Non
     tokens[3] += 1
     edited = PackedTokens(open_tokens(tokens, lengths=np.array(LENGTHS)), sequence_length=8, window=6)
     loader = make_loader(edited)
-    with pytest.raises(
-        RecipeMismatchError, match="edited: other tokens in the first 20 documents"
-    ):
+    with pytest.raises(RecipeMismatchError, match="edited: other tokens in the first 20 documents"):
         loader.load_state_dict(state)
     loader.load_state_dict(state, allow={"fingerprint"})
     assert [change.field for migration in loader.cursor.migrations for change in migration.changes] == ["fingerprint"]
@@ -242,8 +240,8 @@ def test_rows_and_tokens_at_once_are_refused() -> None:
     """An update is cut by one of the two; a dataset of samples knows only one."""
     with pytest.raises(UsageError, match="either"):
         ResumableLoader(make_packed(), global_batch=4, global_batch_tokens=30, microbatch=2, rank=0, num_replicas=1)
-    options: dict[str, Any]
-    for options in ({"global_batch_tokens": 30}, {"global_batch": 4, "global_batch_tokens": 30}, {}):
+    refused: list[dict[str, Any]] = [{"global_batch_tokens": 30}, {"global_batch": 4, "global_batch_tokens": 30}, {}]
+    for options in refused:
         with pytest.raises(UsageError, match="global_batch_tokens= is for PackedTokens"):
             ResumableLoader(Numbers(20), microbatch=2, rank=0, num_replicas=1, **options)
 
