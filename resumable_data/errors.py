@@ -59,6 +59,10 @@ class CorruptStateError(StateError):
     """The cursor's bytes are damaged, or of a format this version cannot read."""
 
 
+class SealError(CorruptStateError):
+    """A checkpoint holds parts of several saves, or of ranks that did not agree."""
+
+
 class OtherRunError(StateError):
     """The cursor belongs to another run."""
 

@@ -1,4 +1,4 @@
-"""The part of a checkpoint that a loader or sampler makes: one tensor. And the way from it to a start."""
+"""The part of a checkpoint that a loader or sampler makes: a cursor and its seal. And the way from it to a start."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from resumable_data.cursor import (
     resume_cursor,
 )
 from resumable_data.errors import CorruptStateError, MissingStateError, UsageError
+from resumable_data.sampler.seal import SEAL_KEY, check_seal, make_seal
 
 if TYPE_CHECKING:
     from resumable_data.cursor import Recipe
@@ -29,8 +30,9 @@ FRESH_START = "fresh_start"
 
 
 def make_state(cursor: Cursor) -> dict[str, torch.Tensor]:
-    """The state dict that holds `cursor`: one uint8 tensor of fixed size, a new one each time."""
-    return {STATE_KEY: torch.frombuffer(bytearray(encode_cursor(cursor)), dtype=torch.uint8)}
+    """The state dict that holds `cursor`, as a uint8 tensor of fixed size, and its seal; new ones each time."""
+    encoded = encode_cursor(cursor)
+    return {STATE_KEY: torch.frombuffer(bytearray(encoded), dtype=torch.uint8), SEAL_KEY: make_seal(encoded)}
 
 
 def start_cursor(
@@ -92,4 +94,8 @@ def read_state(state: State, *, fresh_start: bool) -> Cursor | None:
         )
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.ndim != 1:
         raise CorruptStateError(f"expected {STATE_KEY!r} to be a uint8 tensor of one dimension, found {tensor!r:.200}")
-    return decode_cursor(tensor.cpu().numpy().tobytes())
+    encoded = tensor.cpu().numpy().tobytes()
+    cursor = decode_cursor(encoded)
+    if SEAL_KEY in state:  # a state that was put together by hand may have none
+        check_seal(state[SEAL_KEY], encoded)
+    return cursor

@@ -18,6 +18,7 @@ from resumable_data.errors import (
     RecipeMismatchError,
     UsageError,
 )
+from resumable_data.sampler.seal import SEAL_KEY
 from tests.simulated_ranks import Job, Numbers, keep_list
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def trained(num_updates: int, **options: Any) -> ResumableLoader:
     return loader
 
 
-def test_the_state_is_one_tensor_of_fixed_size() -> None:
-    """One uint8 tensor whose size no progress, world size or dataset changes, new each time, with no side effect."""
+def test_the_state_is_two_tensors_of_fixed_size() -> None:
+    """Cursor and seal, whose sizes no progress, world size or dataset changes, new each time, with no side effect."""
     loaders = [
         make(),
         trained(7),
@@ -47,13 +48,14 @@ def test_the_state_is_one_tensor_of_fixed_size() -> None:
         Job(20, 5, global_batch=4, microbatch=2).loaders[3],
     ]
     for loader in loaders:
-        (tensor,) = loader.state_dict().values()
-        assert list(loader.state_dict()) == [STATE_KEY]
-        assert (tensor.dtype, tuple(tensor.shape)) == (torch.uint8, (STATE_NUM_BYTES,))
-        again = loader.state_dict()[STATE_KEY]
-        assert torch.equal(tensor, again)
-        tensor.zero_()
-        assert torch.equal(loader.state_dict()[STATE_KEY], again)
+        state, again = loader.state_dict(), loader.state_dict()
+        assert list(state) == [STATE_KEY, SEAL_KEY]
+        assert (state[STATE_KEY].dtype, tuple(state[STATE_KEY].shape)) == (torch.uint8, (STATE_NUM_BYTES,))
+        assert (state[SEAL_KEY].dtype, tuple(state[SEAL_KEY].shape)) == (torch.int64, (4096, 2))
+        for key, tensor in state.items():
+            assert torch.equal(tensor, again[key])
+            tensor.zero_()
+            assert torch.equal(loader.state_dict()[key], again[key])
 
 
 def test_the_state_is_the_committed_cursor_in_the_middle_of_an_update() -> None:

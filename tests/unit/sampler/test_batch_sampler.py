@@ -21,6 +21,7 @@ from resumable_data.errors import (
     UsageError,
 )
 from resumable_data.sampler import batch_sampler
+from resumable_data.sampler.seal import SEAL_KEY
 from tests.simulated_ranks import Numbers, flat, keep_list
 
 
@@ -177,10 +178,10 @@ def test_older_iterators_are_refused() -> None:
 
 
 def test_the_state_is_the_loaders() -> None:
-    """One tensor, and the same for a run that did the same; each goes on from the other's."""
+    """Cursor and seal, and the same for a run that did the same; each goes on from the other's."""
     sampler = trained(3)
     state = sampler.state_dict()
-    assert list(state) == [STATE_KEY]
+    assert list(state) == [STATE_KEY, SEAL_KEY]
     assert (state[STATE_KEY].dtype, tuple(state[STATE_KEY].shape)) == (torch.uint8, (4096,))
     loader = ResumableLoader(
         Numbers(20), order=Sequential(20), global_batch=4, microbatch=1, rank=0, num_replicas=1, collate_fn=keep_list
