@@ -130,7 +130,8 @@ class PackedRun:
         """Plan one more window; False where the run is over."""
         if self._is_over:
             return False
-        window = self._ahead.result() if self._ahead is not None else RunWindow(self._packed, self._next)
+        ahead, self._ahead = self._ahead, None  # what failed there, for a while perhaps, is tried again here
+        window = RunWindow(self._packed, self._next) if ahead is None else ahead.result()
         first = self._known_stop
         if not self._starts:
             if self._start.row > len(window):
