@@ -72,7 +72,7 @@ class PackedRows(Protocol):
         """The positions at ends of epochs, up to a position."""
         ...
 
-    def update_starts(self, first: int, tokens: int, count: int) -> Int64Array:
+    def update_starts(self, first: int, tokens: int, count: int, *, epochs: int | None = None) -> Int64Array:
         """Where updates by tokens start, the last one's end included."""
         ...
 
