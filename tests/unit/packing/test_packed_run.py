@@ -16,15 +16,17 @@ from resumable_data.errors import RecipeMismatchError, UsageError
 from resumable_data.packing import PackedHistory, PackedRun
 from resumable_data.packing.coverage import find_gap
 from resumable_data.packing.row_ids import ROW_ID_BITS, row_ids
+from resumable_data.packing.run import _planner
 from resumable_data.packing.run_window import RunWindow
 from resumable_data.plan import PackedPlace
-from tests.packed_jobs import POLICIES, make_oracle, make_packed
+from tests.packed_jobs import LENGTHS, POLICIES, make_oracle, make_packed
 from tests.packed_run_oracle import row_id
 from tests.packing_oracle import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resumable_data.order import Int64Array
     from resumable_data.packing import PackedRows, Policy
 
 
@@ -90,6 +92,32 @@ def test_what_is_kept_does_not_grow() -> None:
         run.ids(0, np.arange(position, position + 10))
         run.forget(position)
         assert len(run._windows) <= 5
+
+
+def test_a_window_whose_planning_failed_is_planned_again() -> None:
+    """What a source raises while a window is planned ahead comes when it is needed, and not again once it is mended."""
+    packed = make_packed(LENGTHS * 4)
+    lengths, is_broken = packed.source.lengths, False
+
+    def asked(documents: Int64Array) -> Int64Array:
+        if is_broken:
+            raise OSError("the disk is gone")
+        return lengths(documents)
+
+    packed = make_packed(LENGTHS * 4)
+    packed.source.lengths = packed._plan._length_of = asked  # type: ignore[method-assign]
+    run = PackedRun(packed)
+    first = run.stop(1)
+    _planner().submit(int).result()
+    is_broken = True
+    second = run.stop(first + 1)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            run.stop(second + 1)
+    is_broken = False
+    assert run.stop(second + 1) > second
+    rows = make_oracle(LENGTHS * 4).run(1)
+    assert run.ids(0, np.arange(len(rows))).tolist() == [row_id(row.pieces) for row in rows]
 
 
 # IDs
