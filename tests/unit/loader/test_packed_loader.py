@@ -117,7 +117,7 @@ def test_counts_beyond_float_and_32_bits_are_exact() -> None:
 
 @pytest.mark.parametrize("name", ["epoch", "window", "row", "carry_document", "carry_offset", "tokens", "documents"])
 @pytest.mark.parametrize("policy", [BestFit(), Concat()], ids=repr)
-@pytest.mark.parametrize("value", [2**40, 2**60, 2**63 - 1, 2**63, 2**70, -1])
+@pytest.mark.parametrize("value", [2**60, 2**63, 2**70, -1])
 def test_a_place_that_cannot_be_is_an_error_or_read_from(policy: Policy, name: str, value: int) -> None:
     """Whatever a cursor says of its place: one of our errors, or rows, at once."""
     packed = make_packed(policy=policy)
@@ -436,8 +436,7 @@ def test_a_run_that_is_over() -> None:
     assert (list(shorter), len(shorter), shorter.num_updates) == ([], 0, num_updates)
 
 
-@pytest.mark.parametrize("policy", [BestFit(), Concat()], ids=repr)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("policy", "num_workers"), [(BestFit(), 0), (Concat(), 0), (Concat(), 1)], ids=str)
 def test_remap(policy: Policy, num_workers: int) -> None:
     """From 2 ranks to 3 and back to 1 in the same loaders: the oracle's rows, none lost or repeated."""
     progress = PackedProgress(make_oracle(policy=policy), 2, num_tokens=40)
@@ -519,7 +518,7 @@ def test_a_document_that_cannot_be_read(num_workers: int) -> None:
     mended.close()
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("policy", [BestFit(), Concat(), NoPacking(truncate=True)], ids=repr)
 @pytest.mark.parametrize("batch", [{"global_batch": 2}, {"global_batch_tokens": 9}], ids=str)
 def test_going_on_plans_two_windows_wherever(
     policy: Policy, batch: dict[str, int], monkeypatch: pytest.MonkeyPatch
