@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Two test workers, their forked ranks and torch's own threads would otherwise fight for the same cores.
 # This must be set before torch is imported.
@@ -15,3 +16,7 @@ settings.register_profile("dev", deadline=None, suppress_health_check=[HealthChe
 # A failure in CI must be one that everybody gets: no random examples, and the failing one is printed.
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resumable_data.audit.findings import finding
-from resumable_data.audit.packed import check_rows, find_rows
+from resumable_data.audit.packed import check_rows, find_rows, is_near
 from resumable_data.audit.replay import check_take_over, count_cursor, is_reachable
 from resumable_data.audit.report import PROVEN, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
@@ -39,12 +39,12 @@ def audit_cursor(
         CorruptStateError: Its numbers are not those of any run.
     """
     cursor.check()
-    if not is_reachable(cursor):
+    rows = find_rows(cursor.recipe, packed) if is_reachable(cursor) else None
+    if not (is_reachable(cursor) and is_near(rows, cursor)):
         raise CorruptStateError(
             f"expected the cursor of a run, found numbers that no run reaches: {shown(cursor)}. Nothing was audited; "
             "the cursor was not written by this package, or was edited."
         )
-    rows = find_rows(cursor.recipe, packed)
     stretches, findings = count_cursor(cursor, rows)
     if not findings:
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from resumable_data.audit.findings import finding
-from resumable_data.audit.packed import find_rows
+from resumable_data.audit.packed import find_rows, is_near
 from resumable_data.audit.replay import check_successor, is_reachable, replay_cursor
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import LedgerCorruptError, LedgerError, UsageError
@@ -100,6 +100,9 @@ def read_history(root: Path, packed: Packed | None = None) -> History:
     findings += _missing_numbers(directories, attempts)
     chain, is_whole = _follow(attempts, findings)
     rows = find_rows(attempts[chain[-1]].claim.start.recipe, packed)
+    for number in chain:
+        if not is_near(rows, attempts[number].claim.start):
+            raise _unreachable(attempts[number].files.path / CLAIM_NAME, attempts[number].claim.start)
     _check_chain(attempts, chain, rows, findings)
     return History(attempts, chain, is_whole, findings, rows)
 
@@ -113,10 +116,7 @@ def _read_own_claim(files: AttemptFiles) -> Claim:
             "Directories were renamed or mixed up, so nothing was audited; restore them from a copy."
         )
     if not is_reachable(claim.start) or claim.start.attempt < 0:
-        raise LedgerCorruptError(
-            f"{shown(path)}: expected the cursor of a run, found numbers that no run reaches: {claim.start}. Nothing "
-            "was audited; restore the file from a copy."
-        )
+        raise _unreachable(path, claim.start)
     try:
         schedule = claim_stretch(claim).schedule
     except UsageError as error:
@@ -135,6 +135,13 @@ def _read_own_claim(files: AttemptFiles) -> Claim:
             f"{schedule.global_batch}. Nothing was audited; restore the file from a copy."
         )
     return claim
+
+
+def _unreachable(path: Path, start: Cursor) -> LedgerCorruptError:
+    return LedgerCorruptError(
+        f"{shown(path)}: expected the cursor of a run, found numbers that no run reaches: {start}. Nothing was "
+        "audited; restore the file from a copy."
+    )
 
 
 def claim_stretch(claim: Claim, rows: PackedRows | None = None) -> Stretch:

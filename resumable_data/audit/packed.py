@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from resumable_data.plan import PackedPlace
 
 _ENDS_MAX = 64
+_EPOCHS_MAX = 1 << 20
+_SLACK = 16
 
 
 class PackedRows(Protocol):
@@ -28,6 +30,11 @@ class PackedRows(Protocol):
     """
 
     gaps: list[str]
+
+    @property
+    def epoch_tokens(self) -> int:
+        """Tokens of all documents."""
+        ...
 
     def __len__(self) -> int:
         """See `resumable_data.plan.PACKED_LENGTH`."""
@@ -107,17 +114,37 @@ def find_rows(recipe: Recipe, packed: Packed | None) -> PackedRows | None:
         for key in dict.fromkeys((*recipe.order, *described))
         if recipe.order.get(key) != described.get(key)
     ]
+    change = packed.describe_change(recipe.fingerprint or "")
     if differ:
         raise UsageError(
-            f"expected rows packed as the run packed them; found {', '.join(differ)}. Nothing was audited."
+            f"expected rows packed as the run packed them; found {', '.join(differ)}"
+            f"{f'; the documents are others too, {change}' if change else ''}. Nothing was audited."
         )
-    change = packed.describe_change(recipe.fingerprint or "")
     if change:
         raise UsageError(
             f"expected the documents that the run read, found others: {change}. Nothing was audited; give the tokens "
             "as they were."
         )
     return packed.history()
+
+
+def is_near(rows: PackedRows | None, cursor: Cursor) -> bool:
+    """Whether a cursor's numbers agree so far that planning all rows before it comes to an end; true of other runs.
+
+    Numbers that are a little wrong are for the audit to find. These here take documents a number of epochs, about as
+    many tokens as that many epochs have, rows with a token each and updates with a row each.
+    """
+    if rows is None or not cursor.packed:
+        return True
+    place, of_epoch = cursor.packed, rows.epoch_tokens
+    tokens = place.tokens + place.truncated_tokens
+    return (
+        place.epoch <= _EPOCHS_MAX
+        and place.epoch * of_epoch <= _SLACK * tokens + of_epoch
+        and tokens <= _SLACK * (place.epoch + 1) * of_epoch
+        and cursor.position <= _SLACK * place.tokens
+        and cursor.updates <= cursor.position + 1
+    )
 
 
 def count_between(rows: PackedRows, recipe: Recipe, start: int, stop: int, *, at_most: int) -> tuple[int, bool]:

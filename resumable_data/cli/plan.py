@@ -14,6 +14,8 @@ from resumable_data.plan.report import PlanRequest, RankSet, make_report
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resumable_data.cursor import Recipe
+
 MAX_SAMPLES = 2**62
 MAX_RANKS = 2**30
 MAX_POSITION = 2**63 - 1
@@ -135,6 +137,7 @@ def _run_of_arguments(args: argparse.Namespace) -> _Run:
 def _run_of_cursor(args: argparse.Namespace) -> _Run:
     cursor = read_cursor(args.cursor)
     recipe = cursor.recipe
+    _check_packed(recipe, args)
     for flag, saved in (("samples", recipe.length), ("global_batch", recipe.global_batch), ("tail", recipe.tail)):
         given = getattr(args, flag)
         if given not in (None, saved):
@@ -143,3 +146,22 @@ def _run_of_cursor(args: argparse.Namespace) -> _Run:
                 "The plan would be of another run. Leave the flag out, or leave out --cursor."
             )
     return _Run(cursor.schedule(args.epochs), cursor.updates, cursor.epoch, cursor.offset, recipe.normalize)
+
+
+def _check_packed(recipe: Recipe, args: argparse.Namespace) -> None:
+    """Refuse what cannot be planned of packed rows without their documents.
+
+    Raises:
+        UsageError: Updates are counted by tokens, or the end of the run is asked for.
+    """
+    if recipe.batch_unit:
+        rows = -(-recipe.global_batch // int(recipe.order["row_length"]))
+        raise UsageError(
+            f"the cursor in {args.cursor} is of packed rows, and each update takes as many as hold "
+            f"{recipe.global_batch:,} tokens, which only the documents tell. Rows that are full make {rows:,} of them: "
+            f"plan with --samples and --global-batch {rows}."
+        )
+    if recipe.is_packed and args.epochs is not None:
+        raise UsageError(
+            "--epochs: how many packed rows an epoch has is not known without the documents. Leave it out."
+        )

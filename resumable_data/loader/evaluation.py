@@ -9,6 +9,7 @@ from resumable_data.loader.dataloader import DATALOADER_OPTIONS
 from resumable_data.loader.loader import ResumableLoader
 from resumable_data.loader.options import check_dataset
 from resumable_data.order import Sequential
+from resumable_data.packing import PackedTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +78,8 @@ def evaluation_loader(
     that they read the same dataset.
 
     Args:
-        dataset: Map-style; ``__getitems__`` is used where it exists.
+        dataset: Map-style; ``__getitems__`` is used where it exists. Or a `PackedTokens`, whose rows of the first epoch
+            are then read, and all planned when the loader is made; filler rows have no labels.
         microbatch: The largest number of samples a rank holds at once.
         mesh: The job's device mesh. Rank and size come from the arguments, else the mesh, else the process group.
         data_axes: Names of the mesh's data-parallel axes; a one-dimensional mesh needs none.
@@ -106,11 +108,14 @@ def evaluation_loader(
             f"unknown options {unknown}. An evaluation reads every sample once, in the dataset's order, and keeps no "
             f"cursor and no ledger. Of the DataLoader's options it takes {sorted(DATALOADER_OPTIONS)}."
         )
-    length = check_dataset(dataset)
+    if isinstance(dataset, PackedTokens):
+        num_rows = _count_rows(dataset)
+        content: dict[str, Any] = {"global_batch": num_rows, "fingerprint": f"{num_rows} rows"}
+    else:
+        length = check_dataset(dataset)
+        content = {"global_batch": length, "order": Sequential(length)}
     loader = ResumableLoader(
         dataset,
-        order=Sequential(length),
-        global_batch=length,
         microbatch=microbatch,
         epochs=1,
         mesh=mesh,
@@ -123,6 +128,19 @@ def evaluation_loader(
         num_workers=num_workers,
         collate_fn=collate_fn,
         pin_memory=pin_memory,
+        **content,
         **options,
     )
     return EvaluationLoader(loader)
+
+
+def _count_rows(packed: PackedTokens) -> int:
+    """Rows of the first epoch.
+
+    Raises:
+        UsageError: There is none.
+    """
+    num_rows = packed.count_rows()
+    if not num_rows:
+        raise UsageError(f"the {len(packed.source)} documents have no tokens; there is nothing to evaluate")
+    return num_rows

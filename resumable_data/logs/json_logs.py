@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from resumable_data.logs.rows import Fields
     from resumable_data.order import Int64Array
 
+_BLANK_LINE = re.compile(rb"(?:^|\n)\s*\n")
 _NOT_INT64 = (OverflowError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -90,9 +92,15 @@ def _rows(shape: _Shape, block: Block, path: Path) -> Rows:
         columns, counts = shape.columns(values)
     except _NOT_INT64:
         raise _first_wrong(shape, block, path) from None
-    if len(values) != block.data.count(b"\n") and len(values) != len(_numbered(block)):
+    if len(values) != _num_lines(block):
         raise _first_wrong(shape, block, path)  # several values on a line
     return make_rows(columns, _locator(block), counts)
+
+
+def _num_lines(block: Block) -> int:
+    """Lines of a block that are not blank; where none is blank, they are not looked at one by one."""
+    is_plain = block.data.endswith(b"\n") and not _BLANK_LINE.search(block.data)
+    return block.data.count(b"\n") if is_plain else len(_numbered(block))
 
 
 def _locator(block: Block) -> Callable[[int], str]:

@@ -43,6 +43,11 @@ class PackedHistory:
         self._updates: dict[tuple[int, int], list[int]] = {}
         self._newest: tuple[int, RunWindow] | None = None  # planned again for its places
 
+    @property
+    def epoch_tokens(self) -> int:
+        """Tokens of all documents."""
+        return self._packed.source.num_tokens
+
     def __len__(self) -> int:
         """See `PACKED_LENGTH`."""
         return PACKED_LENGTH

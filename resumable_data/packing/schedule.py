@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from resumable_data.packing.run import PackedRun
 from resumable_data.plan import BatchPlan, Place, Segment, UpdateSpan, require_count
 from resumable_data.plan.packed_place import PACKED_LENGTH
 
 if TYPE_CHECKING:
+    from resumable_data.order import Int64Array
     from resumable_data.packing.packed_tokens import PackedTokens
     from resumable_data.plan import PackedPlace
 
@@ -59,6 +62,7 @@ class PackedSchedule:
         self.epochs = epochs
         self._packed = packed
         self._by_tokens = by_tokens
+        self._edges: Int64Array | None = None  # of the updates to the end of the run, once they are asked for
 
     def settle(self, epoch: int, offset: int) -> Place:
         """The place at a position."""
@@ -84,21 +88,32 @@ class PackedSchedule:
         return segments[0].span if segments else None
 
     def updates_left(self, epoch: int, offset: int) -> int | None:
-        """Updates from a position to the end of the run, all of which is planned for it; None where it has no end."""
-        return None if self.epochs is None else sum(segment.num_updates for segment in self._left(offset))
+        """Updates from a position to the end of the run; None where it has no end.
+
+        The rest of the run is planned for it, once.
+        """
+        return None if self.epochs is None else int(self._sizes_from(offset).size)
 
     def microbatches_left(self, epoch: int, offset: int, *, microbatch: int, num_replicas: int) -> int | None:
         """Microbatches of every rank likewise."""
         if self.epochs is None:
             return None
-        return sum(
-            num_updates
-            * BatchPlan(global_batch=span.num_rows, microbatch=microbatch, num_replicas=num_replicas).accumulation_steps
-            for span, num_updates in self._left(offset)
-        )
+        sizes, counts = np.unique(self._sizes_from(offset), return_counts=True)
+        steps = [
+            BatchPlan(global_batch=size, microbatch=microbatch, num_replicas=num_replicas).accumulation_steps
+            for size in sizes.tolist()
+        ]
+        return int(np.dot(steps, counts))
 
-    def _left(self, position: int) -> Iterator[Segment]:
-        """The segments from a position on, planned apart so that what the run holds stays small."""
+    def _sizes_from(self, position: int) -> Int64Array:
+        """Rows of each update from a position to the end of the run."""
+        if self._edges is None or position < self._edges[0]:
+            self._edges = self._edges_from(position)
+        sizes: Int64Array = np.diff(self._edges[np.searchsorted(self._edges, position) :])
+        return sizes
+
+    def _edges_from(self, position: int) -> Int64Array:
+        """Where updates begin, and the end of the run; planned apart, so that what the run holds stays small."""
         ahead = PackedSchedule(
             self._packed,
             start=self.run.place(position),
@@ -107,9 +122,11 @@ class PackedSchedule:
             by_tokens=self._by_tokens,
             epochs=self.epochs,
         )
-        for segment in ahead.segments(0, position):
-            yield segment
-            ahead.run.forget(segment.span.start)
+        edges = [np.array([position], np.int64)]
+        for (start, num_rows, _), num_updates in ahead.segments(0, position):
+            edges.append(start + num_rows * np.arange(1, num_updates + 1, dtype=np.int64))
+            ahead.run.forget(start)
+        return np.concatenate(edges)
 
     def _segments_at(self, position: int) -> list[Segment]:
         """The next segments; none where the run is over."""

@@ -6,6 +6,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from resumable_data.findings import NOTE
+from resumable_data.plan.packed_place import PACKED_LENGTH
 from resumable_data.plan.remarks import span_text
 
 if TYPE_CHECKING:
@@ -103,11 +104,14 @@ def _progress(report: PlanReport) -> list[tuple[str, str]]:
     request = report.request
     epochs = request.schedule.epochs
     run = "no end" if report.updates_left is None else f"{report.updates_left:,} updates"
-    fields = [
-        ("place", f"update {request.update:,}, at offset {request.offset:,} of epoch {request.epoch:,}"),
-        ("left in the epoch", f"{report.updates_left_in_epoch:,} updates of {request.schedule.length:,} samples"),
-        ("left in the run", f"{run} of {epochs:,} epochs" if epochs else run),
-    ]
+    if request.schedule.length == PACKED_LENGTH:
+        fields = [("place", f"update {request.update:,}, at packed row {request.offset:,} of the run")]
+    else:
+        fields = [
+            ("place", f"update {request.update:,}, at offset {request.offset:,} of epoch {request.epoch:,}"),
+            ("left in the epoch", f"{report.updates_left_in_epoch:,} updates of {request.schedule.length:,} samples"),
+            ("left in the run", f"{run} of {epochs:,} epochs" if epochs else run),
+        ]
     if report.dropped_per_epoch:
         fields.append(("dropped", f"{report.dropped_per_epoch:,} samples at the end of the epoch"))
     if report.move.boundary == "microbatch":
