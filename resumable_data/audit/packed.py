@@ -27,9 +27,11 @@ class PackedRows(Protocol):
 
     Attributes:
         gaps: Windows whose rows do not hold every token of their documents once, a line each.
+        limit: The position beyond which nothing is planned, but an error raised; None for any.
     """
 
     gaps: list[str]
+    limit: int | None
 
     @property
     def epoch_tokens(self) -> int:

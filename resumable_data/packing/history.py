@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from resumable_data.errors import UsageError
+from resumable_data.errors import LedgerCorruptError, UsageError
 from resumable_data.packing.coverage import find_gap
 from resumable_data.packing.run import PackedRun
 from resumable_data.packing.run_window import RunWindow
@@ -29,10 +29,13 @@ class PackedHistory:
 
     Attributes:
         gaps: What is wrong with windows, a line each.
+        limit: The position beyond which nothing is planned, None for any: numbers from a file alone must not decide how
+            much is.
     """
 
     def __init__(self, packed: PackedTokens) -> None:
         self.gaps: list[str] = []
+        self.limit: int | None = None
         self._packed = packed
         self._windows = PackedRun(packed).windows()
         self._places: list[PackedPlace] = []
@@ -142,10 +145,10 @@ class PackedHistory:
             epochs: Of the run; endless when None.
 
         Returns:
-            ``(count + 1,)`` int64; fewer where the run ends, which is then the last one.
+            ``(count + 1,)`` int64; fewer where the run ends, or they reach beyond the limit: this is then the last one.
         """
         starts = self._updates.setdefault((first, tokens, epochs), [first])
-        while len(starts) <= count and starts[-2:-1] != starts[-1:]:
+        while len(starts) <= count and starts[-2:-1] != starts[-1:] and not self._is_beyond(starts[-1]):
             starts.append(self._after(starts[-1], tokens, epochs))
         return np.array(starts[: count + 1], np.int64)
 
@@ -164,7 +167,12 @@ class PackedHistory:
             if number == len(self._ids):
                 if self._has_ended(epochs):
                     return self._starts[-1]
+                if self._is_beyond(self._starts[-1]):
+                    return self._starts[-1] + 1
                 self._plan_next()
+
+    def _is_beyond(self, position: int) -> bool:
+        return self.limit is not None and position > self.limit
 
     def _has_ended(self, epochs: int | None) -> bool:
         """Whether all of so many epochs is planned."""
@@ -176,7 +184,16 @@ class PackedHistory:
             self._plan_next()
 
     def _plan_next(self) -> None:
-        """Plan one more window, and keep what is asked for."""
+        """Plan one more window, and keep what is asked for.
+
+        Raises:
+            LedgerCorruptError: All up to the limit is planned.
+        """
+        if self._is_beyond(self._starts[-1]):
+            raise LedgerCorruptError(
+                f"expected a run of at most {self.limit} packed rows, of which a cursor or files can tell; found "
+                "numbers that lead further. Nothing was audited; restore the files from a copy."
+            )
         start, window = next(self._windows)
         self._places.append(window.place)
         self._ids.append(window.ids)

@@ -152,7 +152,8 @@ class PackedRun:
 
     def _check_progress(self, window: RunWindow) -> None:
         self._num_empty = 0 if len(window) else self._num_empty + 1
-        if self._num_empty > self._packed.num_windows:
+        # one epoch may end, and the next begin, with all windows that have no row but one
+        if self._num_empty > 2 * self._packed.num_windows:
             raise UsageError(
                 f"expected documents with tokens, found {self._num_empty} windows of them without a row: an endless "
                 "run would wait for ever. Check the lengths of the source."
