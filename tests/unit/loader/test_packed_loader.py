@@ -15,6 +15,7 @@ from resumable_data import (
     BestFit,
     Concat,
     Cursor,
+    DistributedSampler,
     Fill,
     NoPacking,
     PackedTokens,
@@ -220,7 +221,7 @@ def test_a_cursor_without_its_place_is_damaged(state: dict[str, torch.Tensor]) -
         ({"on_unreadable": "filler", "max_unreadable": 3, "ledger": "x"}, "on_unreadable= is for a dataset of samples"),
         ({"global_batch": None}, "either global_batch=, the rows of an update, or global_batch_tokens="),
         ({"global_batch_tokens": None}, "either global_batch=, the rows of an update, or global_batch_tokens="),
-        ({"global_batch_tokens": 0}, "at least 1, got 0"),
+        ({"global_batch_tokens": 0}, "global_batch_tokens must be an integer of at least 1, got 0"),
         ({"global_batch_tokens": 2.5}, "at least 1, got 2.5"),
         ({"normalize": "rows"}, "normalize must be one of"),
         ({"epochs": 0}, "epochs must be an integer of at least 1, got 0"),
@@ -244,14 +245,32 @@ def test_rows_and_tokens_at_once_are_refused() -> None:
             ResumableLoader(Numbers(20), microbatch=2, rank=0, num_replicas=1, **options)
 
 
+def test_targets_that_are_masked_in_the_loop_are_counted() -> None:
+    """Where collate_fn hides labels, the scale comes from what is left; tokens stay those of documents."""
+
+    def hide(data: dict[str, Any]) -> dict[str, Any]:
+        data["labels"][:, ::2] = -100
+        return data
+
+    loader = make_loader(normalize="targets", collate_fn=hide)
+    update = next(loader.updates())
+    count = sum(int((microbatch.data["labels"] != -100).sum()) for microbatch in update)
+    update.set_targets(count)
+    assert update.microbatches[0].loss_scale == 1 / count
+    update.commit()
+    rows = [piece for microbatch in update for row in microbatch.pieces for piece in row]
+    assert loader.cursor.tokens == sum(stop - start for _, start, stop in rows)
+
+
 @pytest.mark.parametrize(
     "give",
     [
         lambda packed: ResumableSampler(packed, global_batch=4, microbatch=2, rank=0, num_replicas=1),
+        lambda packed: DistributedSampler(packed, num_replicas=2, rank=0),
         track,
         lambda packed: Cursor.from_consumed_samples(packed, consumed_samples=4, global_batch=4),
     ],
-    ids=["ResumableSampler", "track", "from_consumed_samples"],
+    ids=["ResumableSampler", "DistributedSampler", "track", "from_consumed_samples"],
 )
 def test_what_takes_samples_refuses_packed_rows(give: Callable[[Any], object]) -> None:
     """Packed rows are read by `ResumableLoader` alone; all others say that they are given a `PackedTokens`."""
