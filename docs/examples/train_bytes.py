@@ -1,15 +1,14 @@
-"""Train a small byte-level transformer, and resume it on any number of processes.
+"""Train a small byte-level transformer on packed rows of documents, and resume it on any number of processes.
 
-torchrun --standalone --nproc-per-node 4 train_bytes.py --out run
-torchrun --standalone --nproc-per-node 3 train_bytes.py --out run      # goes on where the 4 stopped
+resumable-data tokens build *.txt -o corpus --split-on blank-lines    # any texts; a document is a paragraph
+torchrun --standalone --nproc-per-node 4 train_bytes.py --tokens corpus --out run
+torchrun --standalone --nproc-per-node 3 train_bytes.py --tokens corpus --out run    # goes on where the 4 stopped
 """
 
 import argparse
-import hashlib
 import json
 import math
 import os
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 
-LENGTH, WIDTH, HEADS, DEPTH = 64, 64, 4, 2  # of the model
-
-
-def byte_windows(max_samples: int | None) -> tuple[torch.Tensor, str]:
-    """The standard library's packages as (N, LENGTH + 1) bytes, each row's last byte the next row's first; a hash."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    names = sorted(path.relative_to(root).as_posix() for path in root.glob("*/*.py"))
-    text = b"".join((root / name).read_bytes() for name in names if "-packages/" not in name)
-    windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, LENGTH + 1, LENGTH)
-    return windows[:max_samples], f"{LENGTH} bytes of {hashlib.sha256(text).hexdigest()[:16]}"
+LENGTH, VOCABULARY = 256, 257  # of a row, in tokens; the bytes and the end token
+WIDTH, HEADS, DEPTH = 64, 4, 2  # of the model
 
 
 class Block(nn.Module):
@@ -42,37 +33,40 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
 class ByteTransformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
-        self.blocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
-        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
 
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:  # (rows, LENGTH + 1) bytes -> (rows,) losses
-        logits = self.head(self.blocks(self.bytes(windows[:, :-1].long()) + self.places))
-        losses = nn.functional.cross_entropy(logits.transpose(1, 2), windows[:, 1:].long(), reduction="none")
-        return losses.mean(dim=1)
+    def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:  # twice (rows, LENGTH)
+        piece = (position_ids == 0).cumsum(1)  # positions begin at 0 again with each document, or part of one
+        mask = (piece[:, None, :, None] == piece[:, None, None, :]).tril()  # look back, and never into another
+        x = self.tokens(tokens) + self.places(position_ids)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(x)
 
 
-def main(out: Path, epochs: int, max_samples: int | None, checkpoint_every: int) -> None:
+def main(tokens: str, out: Path, epochs: int, checkpoint_every: int) -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    dataset, fingerprint = byte_windows(max_samples)  # any map-style dataset: len() and [index]
     torch.manual_seed(0)  # the same first weights on any number of processes
     model = ByteTransformer()
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    order = rd.Shuffle(len(dataset), seed=1)
-    loader = rd.ResumableLoader(dataset, order=order, fingerprint=fingerprint, global_batch=10, microbatch=2,
-                                epochs=epochs, mesh=mesh, num_workers=1, ledger=out / "ledger")  # fmt: skip
+    packed = rd.PackedTokens(rd.open_tokens(tokens), sequence_length=LENGTH, seed=1)
+    loader = rd.ResumableLoader(
+        packed, global_batch=10, microbatch=2, epochs=epochs, mesh=mesh, num_workers=1, ledger=out / "ledger"
+    )
     num_updates = loader.num_updates or 0  # None for a run without an end
     scheduler = LambdaLR(optimizer, lambda n: min((n + 1) / 10, 0.55 + 0.45 * math.cos(math.pi * n / num_updates)))
 
@@ -84,13 +78,17 @@ def main(out: Path, epochs: int, max_samples: int | None, checkpoint_every: int)
     if complete := sorted(path.parent for path in out.glob("checkpoints/*/.metadata")):
         dcp.load(state := checkpoint_state(), checkpoint_id=complete[-1])
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    print(json.dumps({"rank": dist.get_rank(), "pid": os.getpid(), "start": loader.cursor.updates}), flush=True)
+    start = {"rank": dist.get_rank(), "pid": os.getpid(), "start": loader.cursor.updates, "num_updates": num_updates}
+    print(json.dumps(start), flush=True)
 
     loss_sum = torch.zeros(())
     for microbatch in loader:
-        loss = (model(microbatch.data) * microbatch.weights).sum() * microbatch.loss_scale
+        rows = microbatch.data
+        logits, labels = model(rows["tokens"], rows["position_ids"]), rows["labels"]  # -100 where there is no target
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        loss = losses * microbatch.loss_scale  # 1 over the targets of the whole update, times the number of ranks
         loss.backward()
-        loss_sum += loss.detach() / dist.get_world_size()  # summed over ranks: the mean over the global batch
+        loss_sum += loss.detach() / dist.get_world_size()  # summed over ranks: the mean over all targets
         if microbatch.is_last:
             optimizer.step()
             optimizer.zero_grad()
@@ -111,8 +109,11 @@ def main(out: Path, epochs: int, max_samples: int | None, checkpoint_every: int)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", metavar="PREFIX", required=True, help="of the .bin and .idx of `tokens build -o`")
     parser.add_argument("--out", type=Path, required=True, help="directory for checkpoints, ledger and cursor")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--max-samples", type=int, help="use only the first samples")
     parser.add_argument("--checkpoint-every", type=int, default=20, metavar="UPDATES")
-    main(**vars(parser.parse_args()))
+    options = parser.parse_args()
+    if not Path(f"{options.tokens}.idx").exists():
+        parser.error(f"no {options.tokens}.idx; to make it: resumable-data tokens build *.txt -o {options.tokens}")
+    main(**vars(options))

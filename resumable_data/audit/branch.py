@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PARTS_MAX = 1 << 20
 _CHUNK_UPDATES = 1 << 17
 _REACH_MAX = 1 << 24  # positions from a record's first row to its last, where no update is longer
+_PACKED_REACH = 1 << 14
 
 
 class Totals(NamedTuple):
@@ -168,4 +169,7 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
         possible = is_possible(records.start, records.stride, records.count, records.padding, count_max=count_max)
         possible &= (records.update >= self.course.first_update) & (records.parts <= PARTS_MAX)
         possible &= (records.count <= 1) | (records.stride <= reach // np.maximum(records.count - 1, 1))
+        if self.course.recipe.is_packed:  # all rows up to one further on would be planned for its ID
+            last = records.start + records.stride * np.maximum(records.count - 1, 0)
+            possible &= last < self.stop_position + _PACKED_REACH
         return possible

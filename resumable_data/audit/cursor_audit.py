@@ -45,6 +45,8 @@ def audit_cursor(
             f"expected the cursor of a run, found numbers that no run reaches: {shown(cursor)}. Nothing was audited; "
             "the cursor was not written by this package, or was edited."
         )
+    if rows is not None:
+        rows.limit = cursor.position
     stretches, findings = count_cursor(cursor, rows)
     if not findings:
         try:

@@ -28,6 +28,8 @@ NUM_UPDATES_MAX = 1 << 27
 _UNSEEN_UPDATES_MAX = 1 << 22
 _UNSEEN_RANKS_MAX = 1 << 17
 _COMMIT_BYTES = 16  # a frame of the smallest commit
+_ROWS_PER_BYTE = 16  # of packed rows, folded ones too: more than any record tells of
+_HEADER_BYTES = 1 << 10
 _POSITION_MAX = 1 << 61
 BATCH_ROWS_MAX = 1 << 34  # times the one above, positions still fit int64
 
@@ -100,9 +102,8 @@ def read_history(root: Path, packed: Packed | None = None) -> History:
     findings += _missing_numbers(directories, attempts)
     chain, is_whole = _follow(attempts, findings)
     rows = find_rows(attempts[chain[-1]].claim.start.recipe, packed)
-    for number in chain:
-        if not is_near(rows, attempts[number].claim.start):
-            raise _unreachable(attempts[number].files.path / CLAIM_NAME, attempts[number].claim.start)
+    if rows is not None:
+        _limit_rows(rows, attempts, chain)
     _check_chain(attempts, chain, rows, findings)
     return History(attempts, chain, is_whole, findings, rows)
 
@@ -135,6 +136,20 @@ def _read_own_claim(files: AttemptFiles) -> Claim:
             f"{schedule.global_batch}. Nothing was audited; restore the file from a copy."
         )
     return claim
+
+
+def _limit_rows(rows: PackedRows, attempts: dict[int, Attempt], chain: list[int]) -> None:
+    """Plan no more rows than the attempts' starts, and the sizes of their files, speak for.
+
+    Raises:
+        LedgerCorruptError: A start is one that no run reaches.
+    """
+    for number in chain:
+        if not is_near(rows, attempts[number].claim.start):
+            raise _unreachable(attempts[number].files.path / CLAIM_NAME, attempts[number].claim.start)
+    files = [path for attempt in attempts.values() for path in attempt.files.ranks.values()]
+    num_bytes = sum(measure(path)[0] for path in files) + _HEADER_BYTES
+    rows.limit = max(attempts[number].claim.start.position for number in chain) + _ROWS_PER_BYTE * num_bytes
 
 
 def _unreachable(path: Path, start: Cursor) -> LedgerCorruptError:

@@ -27,9 +27,11 @@ class PackedRows(Protocol):
 
     Attributes:
         gaps: Windows whose rows do not hold every token of their documents once, a line each.
+        limit: The position beyond which nothing is planned, but an error raised; None for any.
     """
 
     gaps: list[str]
+    limit: int | None
 
     @property
     def epoch_tokens(self) -> int:
@@ -72,7 +74,7 @@ class PackedRows(Protocol):
         """The positions at ends of epochs, up to a position."""
         ...
 
-    def update_starts(self, first: int, tokens: int, count: int) -> Int64Array:
+    def update_starts(self, first: int, tokens: int, count: int, *, epochs: int | None = None) -> Int64Array:
         """Where updates by tokens start, the last one's end included."""
         ...
 

@@ -135,8 +135,9 @@ class Stretch(msgspec.Struct, frozen=True):
     def _packed(self, number: Vector, rows: PackedRows) -> Spans:
         batch, first = self.recipe.global_batch, self.offset
         if self.recipe.batch_unit:
-            starts = rows.update_starts(first, batch, int(number.max(initial=-1)) + 1)
-            start, stop = starts[number], starts[number + 1]
+            starts = rows.update_starts(first, batch, int(number.max(initial=-1)) + 1, epochs=self.epochs)
+            last = starts.size - 1  # the run's end, where it comes before
+            start, stop = starts[np.minimum(number, last)], starts[np.minimum(number + 1, last)]
         else:
             start = first + number * batch
             stop = start + batch

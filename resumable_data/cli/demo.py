@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resumable_data.cli.demo_corpus import build_corpus
 from resumable_data.cli.demo_report import read_outcome, report
 from resumable_data.cli.demo_run import DemoError, Job, Kill, Progress, Stage, run_stages
 from resumable_data.cli.signals import ENDED_BY_USER, signals_interrupt
@@ -39,8 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table, and return the exit code."""
     with _directory(args.keep) as folder, signals_interrupt():
-        job, say = Job(script=find_script(), folder=folder), Progress()
+        say = Progress()
         try:
+            job = Job(script=find_script(), folder=folder, tokens=_build_corpus(folder, say))
             interrupted, control = (
                 _run_one(job, name, stages, say)
                 for name, stages in (("interrupted", INTERRUPTED_RUN), ("control", CONTROL_RUN))
@@ -55,9 +57,17 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
+def _build_corpus(folder: Path, say: Progress) -> Path:
+    tokens, built = build_corpus(folder)
+    say(f"{built.documents} documents, {built.tokens} tokens, of the standard library's packages, as by the command")
+    say("  resumable-data tokens build corpus.txt -o corpus --split-on blank-lines")
+    return tokens
+
+
 def _run_one(job: Job, name: str, stages: tuple[Stage, ...], say: Progress) -> Outcome:
     losses = run_stages(job, name, stages, say)
-    return read_outcome(job.folder / name, stages=[stage.num_processes for stage in stages], losses=losses)
+    out, num_processes = job.folder / name, [stage.num_processes for stage in stages]
+    return read_outcome(out, tokens=job.tokens, stages=num_processes, losses=losses)
 
 
 def find_script() -> Path:

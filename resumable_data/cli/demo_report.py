@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from resumable_data.audit import audit_cursor, audit_ledger
 from resumable_data.cursor import Cursor
+from resumable_data.packing import PackedTokens
+from resumable_data.sources import open_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 LOSS_TOLERANCE = 1e-5
 """Largest relative difference of an update's loss between the runs.
 
-Between rounding and mistakes: gradients added in another order move a loss of this run by about 1e-7; one wrong sample
+Between rounding and mistakes: gradients added in another order move a loss of this run by about 1e-7; one wrong row
 in one update, or a fresh optimizer after a restart, by 1e-2 or more.
 """
 
@@ -47,15 +49,16 @@ class Outcome:
         return " ".join(f"{a:016x}{b:016x}" for a, b in (span.lanes for span in self.cursor.coverage)) or "none"
 
 
-def read_outcome(out: Path, *, stages: Sequence[int], losses: dict[int, float]) -> Outcome:
-    """Audit what a run left in `out`."""
+def read_outcome(out: Path, *, tokens: Path, stages: Sequence[int], losses: dict[int, float]) -> Outcome:
+    """Audit what a run over the rows of these documents left in `out`."""
     cursor = Cursor.from_json((out / "cursor.json").read_bytes())
+    packed = PackedTokens.from_description(open_tokens(tokens), cursor.recipe.order)
     return Outcome(
         stages=stages,
         losses=losses,
-        ledger=audit_ledger(out / "ledger"),
+        ledger=audit_ledger(out / "ledger", packed=packed),
         cursor=cursor,
-        proof=audit_cursor(cursor),
+        proof=audit_cursor(cursor, packed=packed),
     )
 
 
@@ -70,7 +73,7 @@ def report(interrupted: Outcome, control: Outcome) -> list[str]:
     print(f"\ncoverage digests, 16 bytes each: {'equal' if same else 'DIFFERENT'}")
     print(f"  interrupted  {interrupted.digest}\n  control      {control.digest}")
     print(f"losses of all {len(control.losses)} updates: largest relative difference {difference:.1e}")
-    print(f"  tolerance {LOSS_TOLERANCE:.0e}: another order of adding makes about 1e-07 here, one wrong sample 1e-02")
+    print(f"  tolerance {LOSS_TOLERANCE:.0e}: another order of adding makes about 1e-07 here, one wrong row 1e-03")
     return failures(interrupted, control)
 
 
@@ -81,7 +84,8 @@ def _rows(interrupted: Outcome, control: Outcome) -> list[tuple[str, str, str]]:
     cells = [
         ("processes", [" -> ".join(map(str, run.stages)) for run in runs]),
         ("updates", [str(run.ledger.updates) for run in runs]),
-        ("samples trained on", [str(run.ledger.samples) for run in runs]),
+        ("rows trained on", [str(run.ledger.samples) for run in runs]),
+        ("tokens of documents", [str(run.cursor.packed.tokens if run.cursor.packed else 0) for run in runs]),
         ("audit of the ledger", [run.ledger.verdict for run in runs]),
         ("audit of the cursor", [run.proof.verdict for run in runs]),
         ("replayed", [str(run.ledger.replayed) for run in runs]),
@@ -115,7 +119,7 @@ def failures(interrupted: Outcome, control: Outcome) -> list[str]:
                 found.append(f"the audit of the {name} run's {audit.subject} says {audit.verdict}:\n{audit.to_text()}")
         if run.ledger.replayed.high != 0 or run.ledger.omitted.high != 0:
             found.append(
-                f"the {name} run replayed {run.ledger.replayed} and omitted {run.ledger.omitted} samples, not 0 and 0"
+                f"the {name} run replayed {run.ledger.replayed} and omitted {run.ledger.omitted} rows, not 0 and 0"
             )
         ranks = [attempt.num_replicas for attempt in run.ledger.attempts]
         if ranks != list(run.stages):
@@ -123,7 +127,7 @@ def failures(interrupted: Outcome, control: Outcome) -> list[str]:
     if any(attempt.discarded.low == 0 for attempt in interrupted.ledger.attempts[:-1]):
         found.append("a kill discarded nothing, so it did not happen in mid-update")
     if interrupted.digest != control.digest:
-        found.append("the coverage digests of both runs differ: they were not trained on the same samples")
+        found.append("the coverage digests of both runs differ: they were not trained on the same rows")
     difference = largest_difference(interrupted.losses, control.losses)
     if not difference <= LOSS_TOLERANCE:
         found.append(f"the losses of both runs differ by {difference:.1e}, more than {LOSS_TOLERANCE:.0e}")

@@ -10,14 +10,11 @@ from resumable_data.cli.launch import Launch, kill_if
 from resumable_data.errors import LedgerError, ResumableDataError
 from resumable_data.ledger.layout import CLAIM_NAME, attempt_name, rank_name
 from resumable_data.ledger.reader import read_claim, read_rank
-from resumable_data.plan import BatchPlan, Schedule
+from resumable_data.plan import BatchPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-GLOBAL_BATCH = 10
-"""As in the training script."""
 
 _POLL_S = 0.003
 _PRINT_EVERY = 5
@@ -59,29 +56,23 @@ class Job:
     Attributes:
         script: The training script.
         folder: Where runs and output go.
-        num_samples: Samples of an epoch.
+        tokens: What it trains on.
         num_epochs: Epochs of a run.
         checkpoint_every: Updates from one checkpoint to the next.
     """
 
     script: Path
     folder: Path
-    num_samples: int = 223
+    tokens: Path
     num_epochs: int = 2
     checkpoint_every: int = 8
-
-    @property
-    def num_updates(self) -> int:
-        """Updates of a run."""
-        schedule = Schedule(length=self.num_samples, global_batch=GLOBAL_BATCH, epochs=self.num_epochs)
-        return schedule.updates_left(0, 0) or 0
 
     def arguments(self, out: Path) -> list[str]:
         """The script's arguments, for a run that writes to `out`."""
         options = {
+            "--tokens": self.tokens,
             "--out": out,
             "--epochs": self.num_epochs,
-            "--max-samples": self.num_samples,
             "--checkpoint-every": self.checkpoint_every,
         }
         return [str(part) for option in options.items() for part in option]
@@ -113,7 +104,7 @@ def run_stages(job: Job, name: str, stages: Sequence[Stage], say: Progress) -> d
         say(f"{name} run: torchrun starts {stage.num_processes} processes")
         log = job.folder / f"{name}-{attempt}"
         with Launch(job.script, job.arguments(out), num_processes=stage.num_processes, log=log) as launch:
-            _follow(launch, stage, Watch(out, attempt), losses, job.num_updates, say)
+            _follow(launch, stage, Watch(out, attempt), losses, say)
     return losses
 
 
@@ -143,15 +134,14 @@ class Watch:
         return max((int(path.parent.name) for path in self.out.glob("checkpoints/*/.metadata")), default=None)
 
 
-def _follow(
-    launch: Launch, stage: Stage, watch: Watch, losses: dict[int, float], num_updates: int, say: Progress
-) -> None:
+def _follow(launch: Launch, stage: Stage, watch: Watch, losses: dict[int, float], say: Progress) -> None:
     """Follow one launch to its end, and kill the process that is to be killed."""
-    is_running = True
+    is_running, num_updates = True, 0
     while is_running:
         is_running = launch.exit_code is None  # asked first: what was printed before the end is still read
         for record in launch.records():
             if record.get("rank") == 0:
+                num_updates = record["num_updates"]
                 say(f"  training starts at update {record['start']} of {num_updates}")
             if "loss" in record:
                 losses[record["update"]] = record["loss"]

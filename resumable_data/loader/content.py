@@ -14,6 +14,7 @@ from resumable_data.loader.options import check_dataset, choose_order
 from resumable_data.loader.packed import PackedFetchDataset, PackedRequests
 from resumable_data.loader.seeding import SeededFetchDataset
 from resumable_data.packing import PackedSchedule, PackedTokens
+from resumable_data.plan import require_count
 from resumable_data.sampler import RankRows, TargetTokens
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class PackedContent:
             raise UsageError(
                 "expected either global_batch=, the rows of an update, or global_batch_tokens=, its tokens"
             )
+        require_count("global_batch" if global_batch_tokens is None else "global_batch_tokens", batch)
         return new_cursor(
             self._packed,
             global_batch=batch,

@@ -8,6 +8,7 @@ import torch.utils.data
 
 from resumable_data.errors import UsageError
 from resumable_data.order import Shuffle, check_order
+from resumable_data.packing import PackedTokens
 
 if TYPE_CHECKING:
     from resumable_data.order import Order
@@ -32,8 +33,13 @@ def refuse_iterable(dataset: Any) -> None:
     """Make sure that `dataset` can be asked for a sample.
 
     Raises:
-        UsageError: It is an IterableDataset.
+        UsageError: It is an IterableDataset, or rows of packed tokens.
     """
+    if isinstance(dataset, PackedTokens):
+        raise UsageError(
+            "PackedTokens is no dataset of samples: its rows are planned as they are read. Give it to "
+            "resumable_data.ResumableLoader, or to evaluation_loader."
+        )
     if isinstance(dataset, torch.utils.data.IterableDataset):
         raise UsageError(
             f"{type(dataset).__name__} is an IterableDataset: it decides itself what comes next, so no cursor can say "

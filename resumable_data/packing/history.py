@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from resumable_data.errors import UsageError
+from resumable_data.errors import LedgerCorruptError, UsageError
 from resumable_data.packing.coverage import find_gap
 from resumable_data.packing.run import PackedRun
 from resumable_data.packing.run_window import RunWindow
@@ -29,10 +29,13 @@ class PackedHistory:
 
     Attributes:
         gaps: What is wrong with windows, a line each.
+        limit: The position beyond which nothing is planned, None for any: numbers from a file alone must not decide how
+            much is.
     """
 
     def __init__(self, packed: PackedTokens) -> None:
         self.gaps: list[str] = []
+        self.limit: int | None = None
         self._packed = packed
         self._windows = PackedRun(packed).windows()
         self._places: list[PackedPlace] = []
@@ -40,7 +43,7 @@ class PackedHistory:
         self._ids: list[Int64Array] = []
         self._tokens: list[Int64Array] = []  # of the run, before each row of a window and after its last
         self._ends: list[int] = []  # of epochs
-        self._updates: dict[tuple[int, int], list[int]] = {}
+        self._updates: dict[tuple[int, int, int | None], list[int]] = {}
         self._newest: tuple[int, RunWindow] | None = None  # planned again for its places
 
     @property
@@ -123,30 +126,37 @@ class PackedHistory:
 
     def end_of(self, epochs: int, *, at_most: int) -> int | None:
         """The position at the end of so many epochs; None where it is beyond `at_most`."""
-        self._reach(at_most + 1)
-        return self._ends[epochs - 1] if epochs <= len(self._ends) and self._ends[epochs - 1] <= at_most else None
+        while not self._has_ended(epochs) and self._starts[-1] <= at_most:
+            self._plan_next()
+        return self._ends[epochs - 1] if self._has_ended(epochs) and self._ends[epochs - 1] <= at_most else None
 
     def ends_up_to(self, position: int) -> Int64Array:
         """The positions at ends of epochs, up to a position: ``(k,)`` int64, ascending."""
         self._reach(position)
         return np.array(self._ends[: bisect_right(self._ends, position)], np.int64)
 
-    def update_starts(self, first: int, tokens: int, count: int) -> Int64Array:
-        """Where updates by tokens start, from a position on: ``(count + 1,)`` int64, the last one's end included.
+    def update_starts(self, first: int, tokens: int, count: int, *, epochs: int | None = None) -> Int64Array:
+        """Where updates by tokens start, from a position on, the last one's end included.
 
         Args:
             first: Where the first one starts.
             tokens: An update takes rows until they have so many.
             count: How many updates.
+            epochs: Of the run; endless when None.
+
+        Returns:
+            ``(count + 1,)`` int64; fewer where the run ends, or they reach beyond the limit: this is then the last one.
         """
-        starts = self._updates.setdefault((first, tokens), [first])
-        while len(starts) <= count:
-            starts.append(self._after(starts[-1], tokens))
+        starts = self._updates.setdefault((first, tokens, epochs), [first])
+        while len(starts) <= count and starts[-2:-1] != starts[-1:] and not self._is_beyond(starts[-1]):
+            starts.append(self._after(starts[-1], tokens, epochs))
         return np.array(starts[: count + 1], np.int64)
 
-    def _after(self, position: int, tokens: int) -> int:
-        """The position after the first rows from a position on that together have so many tokens."""
-        self._reach(position + 1)
+    def _after(self, position: int, tokens: int, epochs: int | None) -> int:
+        """The position after the first rows from a position on that together have so many tokens, or the run's end."""
+        self._reach(position + 1, epochs)
+        if self._starts[-1] <= position:
+            return position
         number = bisect_right(self._starts, position) - 1
         reached = int(self._tokens[number][position - self._starts[number]]) + tokens
         while True:
@@ -154,21 +164,46 @@ class PackedHistory:
             if row < self._tokens[number].size:
                 return self._starts[number] + row
             number += 1
-            self._reach(self._starts[-1] + 1 if number == len(self._ids) else 0)
+            if number == len(self._ids):
+                if self._has_ended(epochs):
+                    return self._starts[-1]
+                if self._is_beyond(self._starts[-1]):
+                    return self._starts[-1] + 1
+                self._plan_next()
 
-    def _reach(self, position: int) -> None:
-        """Plan windows until all rows before a position are known."""
-        while self._starts[-1] < position:
-            start, window = next(self._windows)
-            self._places.append(window.place)
-            self._ids.append(window.ids)
-            self._tokens.append(window.tokens + window.place.tokens)
-            self._starts.append(start + len(window))
-            if window.next.epoch != window.place.epoch:
-                self._ends.append(start + len(window))
-            gap = find_gap(self._packed, window)
-            if gap:
-                self.gaps.append(f"epoch {window.place.epoch}, window {window.place.window}: {gap}")
+    def _is_beyond(self, position: int) -> bool:
+        return self.limit is not None and position > self.limit
+
+    def _has_ended(self, epochs: int | None) -> bool:
+        """Whether all of so many epochs is planned."""
+        return epochs is not None and len(self._ends) >= epochs
+
+    def _reach(self, position: int, epochs: int | None = None) -> None:
+        """Plan windows until all rows before a position are known, or all of so many epochs."""
+        while self._starts[-1] < position and not self._has_ended(epochs):
+            self._plan_next()
+
+    def _plan_next(self) -> None:
+        """Plan one more window, and keep what is asked for.
+
+        Raises:
+            LedgerCorruptError: All up to the limit is planned.
+        """
+        if self._is_beyond(self._starts[-1]):
+            raise LedgerCorruptError(
+                f"expected a run of at most {self.limit} packed rows, of which a cursor or files can tell; found "
+                "numbers that lead further. Nothing was audited; restore the files from a copy."
+            )
+        start, window = next(self._windows)
+        self._places.append(window.place)
+        self._ids.append(window.ids)
+        self._tokens.append(window.tokens + window.place.tokens)
+        self._starts.append(start + len(window))
+        if window.next.epoch != window.place.epoch:
+            self._ends.append(start + len(window))
+        gap = find_gap(self._packed, window)
+        if gap:
+            self.gaps.append(f"epoch {window.place.epoch}, window {window.place.window}: {gap}")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle what it is of: windows are planned again where they are needed."""

@@ -182,6 +182,11 @@ class PackedTokens:
             )
         of_order = {key[6:]: value for key, value in description.items() if key.startswith("order_")}
         of_policy = {key[7:]: value for key, value in description.items() if key.startswith("policy_")}
+        if of_order.get("length") != len(tokens):
+            raise UsageError(
+                f"the run read {of_order.get('length')} documents, and the source has {len(tokens)}: documents were "
+                "appended or left out since. Its rows cannot be planned again; give the tokens as they were."
+            )
         arguments = {key: description.get(key, 0) for key in ("row_length", "window", "seed")}
         packed = cls(
             tokens,

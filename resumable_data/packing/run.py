@@ -130,7 +130,8 @@ class PackedRun:
         """Plan one more window; False where the run is over."""
         if self._is_over:
             return False
-        window = self._ahead.result() if self._ahead is not None else RunWindow(self._packed, self._next)
+        ahead, self._ahead = self._ahead, None  # what failed there, for a while perhaps, is tried again here
+        window = RunWindow(self._packed, self._next) if ahead is None else ahead.result()
         first = self._known_stop
         if not self._starts:
             if self._start.row > len(window):
@@ -151,7 +152,8 @@ class PackedRun:
 
     def _check_progress(self, window: RunWindow) -> None:
         self._num_empty = 0 if len(window) else self._num_empty + 1
-        if self._num_empty > self._packed.num_windows:
+        # one epoch may end, and the next begin, with all windows that have no row but one
+        if self._num_empty > 2 * self._packed.num_windows:
             raise UsageError(
                 f"expected documents with tokens, found {self._num_empty} windows of them without a row: an endless "
                 "run would wait for ever. Check the lengths of the source."

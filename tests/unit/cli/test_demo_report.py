@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from resumable_data.audit import Bounds
+from resumable_data.cli.demo_corpus import build_corpus
 from resumable_data.cli.demo_report import (
     LOSS_TOLERANCE,
     Outcome,
@@ -18,43 +19,56 @@ from resumable_data.cli.demo_report import (
     read_outcome,
     report,
 )
-from tests.simulated_ranks import Job
+from resumable_data.packing import PackedTokens
+from resumable_data.sources import open_tokens
+from tests.packed_jobs import PackedJob
 
 LOSSES = {update: 3.0 - update / 10 for update in range(5)}
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path) -> Outcome:
-    """50 samples in 5 updates: on 2 ranks, stopped in the third one, then on 1."""
-    out = tmp_path / "interrupted"
-    options: dict[str, Any] = {"global_batch": 10, "microbatch": 3, "epochs": 1, "ledger": out / "ledger"}
-    with Job(50, 2, **options) as job:
-        job.train(2)
-        state = job.save()
-        job.microbatch()
-    with Job(50, 1, **options) as job:
-        job.load(state)
-        job.train()
-        (out / "cursor.json").write_bytes(job.agree().to_json())
-    return read_outcome(out, stages=[2, 1], losses=LOSSES)
+def tokens(tmp_path: Path) -> Path:
+    """Some 50 rows of 256 tokens."""
+    return build_corpus(tmp_path, 12_000)[0]
+
+
+def make_job(tokens: Path, num_replicas: int, out: Path) -> PackedJob:
+    packed = PackedTokens(open_tokens(tokens), sequence_length=256)
+    return PackedJob(packed, num_replicas, global_batch=10, microbatch=3, epochs=1, ledger=out / "ledger")
 
 
 @pytest.fixture
-def control(tmp_path: Path) -> Outcome:
-    """The same on 2 ranks, not stopped."""
-    out = tmp_path / "control"
-    with Job(50, 2, global_batch=10, microbatch=3, epochs=1, ledger=out / "ledger") as job:
+def interrupted(tmp_path: Path, tokens: Path) -> Outcome:
+    """Rows in 5 updates: on 2 ranks, stopped in the third one, then on 1."""
+    out = tmp_path / "interrupted"
+    with make_job(tokens, 2, out) as job:
+        job.train(2)
+        state = job.save()
+        job.microbatch()
+    with make_job(tokens, 1, out) as job:
+        job.load(state)
         job.train()
         (out / "cursor.json").write_bytes(job.agree().to_json())
-    return read_outcome(out, stages=[2], losses=LOSSES)
+    return read_outcome(out, tokens=tokens, stages=[2, 1], losses=LOSSES)
+
+
+@pytest.fixture
+def control(tmp_path: Path, tokens: Path) -> Outcome:
+    """The same on 2 ranks, not stopped."""
+    out = tmp_path / "control"
+    with make_job(tokens, 2, out) as job:
+        job.train()
+        (out / "cursor.json").write_bytes(job.agree().to_json())
+    return read_outcome(out, tokens=tokens, stages=[2], losses=LOSSES)
 
 
 def test_runs_that_agree_have_no_failures(
     interrupted: Outcome, control: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two exact runs of the same samples leave nothing to complain about, and are shown side by side."""
+    """Two exact runs of the same rows leave nothing to complain about, and are shown side by side."""
     assert report(interrupted, control) == []
     shown = capsys.readouterr().out
+    assert re.search(r"^tokens of documents +(1[12]\d{3}) +\1$", shown, re.MULTILINE)
     assert " 2 -> 1 " in shown
     assert "6 + 0 = 6" in shown
     assert shown.count(control.digest) == 2
