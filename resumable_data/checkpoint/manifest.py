@@ -103,7 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         keys: Flat key of the state to what it is.
         files: Data files.
         items: Storage items, by file and offset.
-        cursor: The loader's cursor as JSON; None without a loader.
+        cursor: The loader's cursor as JSON, made by `Cursor.to_json`; ``null`` without a loader.
         topology: The ranks that saved.
         update: Index of the next update; None where nothing counts them.
         rng: What becomes of random states on other ranks: the declared policy; empty where none are saved.
@@ -121,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keys: dict[str, TensorKey | BytesKey]
     files: tuple[FileEntry, ...]
     items: tuple[ItemEntry, ...]
-    cursor: msgspec.Raw | None = None
+    cursor: msgspec.Raw = msgspec.Raw(b"null")
     topology: Topology
     update: Count | None = None
     rng: str = ""
@@ -133,7 +133,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             CorruptStateError: It is none of this version.
         """
-        return None if self.cursor is None else Cursor.from_json(bytes(self.cursor))
+        data = bytes(self.cursor)
+        return None if data == b"null" else Cursor.from_json(data)
 
 
 _ENCODER = msgspec.json.Encoder()

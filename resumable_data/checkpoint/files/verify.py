@@ -104,6 +104,29 @@ def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> C
     )
 
 
+def read_checkpoint_cursors(path: str | os.PathLike[str]) -> dict[str, Cursor]:
+    """The loaders' cursors in a checkpoint, by flat key; each is checked by its own checksum.
+
+    Args:
+        path: A directory that `torch.distributed.checkpoint` wrote, or a file of `torch.save`.
+
+    Raises:
+        CheckpointError: It holds none that can be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        cursors = dict(scan_directory(path, LEVELS[0], Findings()).cursors)
+    else:
+        cursors = verify_file(path, LEVELS[0]).cursors
+    if not cursors:
+        reason = verify_checkpoint(path, "directory").reason or "a checkpoint whose state has no such tensor"
+        raise CheckpointError(
+            f"expected the cursor of a loader in {shown(path)}, found none that can be read: {reason}. Nothing was "
+            "audited. Put loader.state_dict() into what is saved, or name another checkpoint."
+        )
+    return cursors
+
+
 def scan_directory(path: Path, level: str, findings: Findings) -> Scan:
     """Look at a DCP directory as far as `level` says, and note what is wrong."""
     manifest = _read_manifest(path, findings)
