@@ -106,3 +106,15 @@ def flip(path: Path, offset: int, mask: int = 1) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= mask
     overwrite(path, data)
+
+
+def place_of(path: Path, key: str) -> Any:
+    """Where a key's first item lies, as torch has it: `relative_path`, `offset` and `length`."""
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    return next(place for index, place in metadata.storage_data.items() if index.fqn == key)
+
+
+def archive_of(path: Path, key: str) -> bytes:
+    """The archive of a key's first item."""
+    place = place_of(path, key)
+    return (path / place.relative_path).read_bytes()[place.offset : place.offset + place.length]

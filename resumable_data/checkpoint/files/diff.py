@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resumable_data.checkpoint.files.archives import ItemContent
+    from resumable_data.checkpoint.files.tensors import TensorLayout
     from resumable_data.checkpoint.manifest import BytesKey
     from resumable_data.cursor import Cursor
 
@@ -43,8 +44,8 @@ class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
         only_in_b: Keys that the first does not have.
         differ: Keys whose kind, dtype, shape, digest or checksum differ.
         same: Number of keys whose contents are the same by digest or checksum.
-        not_compared: Keys of the same kind, dtype and shape whose contents could not be compared: cut across rows,
-            stored in another order, or without checksums.
+        not_compared: Keys of the same kind, dtype and shape whose contents could not be compared: cut in two
+            ways across rows, stored in another order, or without checksums.
         cursors: What differs between the cursors.
         topology_a: The ranks that saved the first; None without a manifest.
         topology_b: Those that saved the second.
@@ -70,7 +71,8 @@ def diff_checkpoints(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Ch
     """Compare two DCP checkpoints, saved on any numbers of ranks.
 
     Contents are compared by the digests of the manifests where both have one. Else by CRC32: those of chunks that are
-    whole rows, one after another, are combined to the CRC32 of the whole tensor, however many there are.
+    whole rows, one after another, are combined to the CRC32 of the whole tensor, however many there are. Other chunks
+    are compared one by one where both checkpoints cut and store the tensor in the same way.
 
     Raises:
         CheckpointError: One of them is no directory, or damaged, so that what it records means nothing.
@@ -145,10 +147,19 @@ class _Side:
         contents = self._contents.get(key, [])
         if not contents or not all(content.archive.has_checksums for content in contents):
             return None
-        if isinstance(one, TensorKey):
-            crc32 = _combined(one, contents)
-            return None if crc32 is None else f"CRC32 {crc32:08x}"
-        return f"CRC32 {contents[0].archive.payload_crc32:08x}"
+        if not isinstance(one, TensorKey):
+            return f"CRC32 {contents[0].archive.payload_crc32:08x}"
+        crc32 = _combined(one, contents)
+        if crc32 is not None:
+            return f"CRC32 {crc32:08x}"
+        if self._cuts(key) != other._cuts(key):
+            return None
+        crcs = sorted((content.item.offsets or (), content.archive.payload_crc32) for content in contents)
+        return "CRC32 of chunks " + " ".join(f"{crc32:08x}" for _, crc32 in crcs)
+
+    def _cuts(self, key: str) -> dict[tuple[int, ...] | None, TensorLayout | None]:
+        """Where a tensor is cut, and how each chunk lies in its record."""
+        return {content.item.offsets: content.layout for content in self._contents.get(key, [])}
 
 
 def _combined(tensor: TensorKey, contents: Sequence[ItemContent]) -> int | None:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 import resumable_data as rd
 from resumable_data.checkpoint.manifest import MANIFEST_NAME
 from resumable_data.errors import CheckpointError, UsageError
-from tests.checkpoints import DATA_FILE, add_manifest, edited_metadata, flip, odd_state, save, trained_loader
+from tests.checkpoints import DATA_FILE, add_manifest, edited_metadata, flip, odd_state, place_of, save, trained_loader
 from tests.files import overwrite
 
 if TYPE_CHECKING:
@@ -40,15 +40,9 @@ def codes(path: Path, level: str = "payload") -> set[str]:
     return {finding.code for finding in rd.verify_checkpoint(path, level).findings} - {"RD851"}
 
 
-def key_of(path: Path, key: str) -> Any:
-    """Storage info of a key's first item, as torch has it."""
-    metadata = pickle.loads((path / ".metadata").read_bytes())
-    return next(info for index, info in metadata.storage_data.items() if index.fqn == key)
-
-
 def payload_at(path: Path, key: str) -> int:
     """Where the elements of a tensor begin in the data file, by the archive's own bytes."""
-    info = key_of(path, key)
+    info = place_of(path, key)
     data = (path / DATA_FILE).read_bytes()
     name = data.index(b"archive/data/0", info.offset) - 30
     return (
@@ -273,7 +267,7 @@ def test_flipped_bit_of_a_tensor(copy: Path, key: str) -> None:
 
 def test_flipped_bit_of_a_pickled_number(copy: Path) -> None:
     """A pickled integer that became another one is found."""
-    info = key_of(copy, "step")
+    info = place_of(copy, "step")
     at = (copy / DATA_FILE).read_bytes().index(b"\x80\x02K\x03.", info.offset) + 3
     flip(copy / DATA_FILE, at, 2)
     assert codes(copy) == {"RD841"}
@@ -288,7 +282,7 @@ def test_flipped_bit_of_a_cursor(copy: Path) -> None:
 @pytest.mark.parametrize("where", [b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x06", b"PK\x01\x02", b"PK\x07\x08"])
 def test_flipped_bit_of_an_archive(copy: Path, where: bytes) -> None:
     """A header, directory or end of an archive that was changed is found with no contents read."""
-    flip(copy / DATA_FILE, (copy / DATA_FILE).read_bytes().index(where, key_of(copy, "model.weight").offset))
+    flip(copy / DATA_FILE, (copy / DATA_FILE).read_bytes().index(where, place_of(copy, "model.weight").offset))
     assert codes(copy, "directory") == {"RD831"}
 
 
