@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
+    from resumable_data.checkpoint import CheckpointReport, verify_checkpoint
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
     from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
@@ -36,6 +37,7 @@ __all__ = [
     "BatchPlan",
     "BestFit",
     "BlockShuffle",
+    "CheckpointReport",
     "Concat",
     "Cursor",
     "DistributedSampler",
@@ -61,6 +63,7 @@ __all__ = [
     "open_tokens",
     "shadow",
     "track",
+    "verify_checkpoint",
 ]
 
 # Public name -> the submodule that defines it.
@@ -69,6 +72,7 @@ _HOMES = {
     "BatchPlan": "plan",
     "BestFit": "packing",
     "BlockShuffle": "order",
+    "CheckpointReport": "checkpoint",
     "Concat": "packing",
     "Cursor": "cursor",
     "DistributedSampler": "tracking",
@@ -93,6 +97,7 @@ _HOMES = {
     "open_tokens": "sources",
     "shadow": "shadowing",
     "track": "tracking",
+    "verify_checkpoint": "checkpoint",
 }
 
 

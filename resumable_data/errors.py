@@ -17,6 +17,7 @@
     ├── SampleReadError           3  the dataset could not give a sample
     ├── LogError                  3  a log of sample IDs cannot be read
     ├── SourceError               3  a source of tokens cannot be read, or does not hold what it says
+    ├── CheckpointError           3  a checkpoint, or a file of one, cannot be read
     └── LedgerError               3  the ledger cannot be used
         ├── LedgerCorruptError    3  a ledger file is damaged
         └── LedgerWriteError      3  a ledger file could not be written
@@ -109,6 +110,12 @@ class LogError(ResumableDataError):
 
 class SourceError(ResumableDataError):
     """A source of tokens cannot be read or written, or does not hold what its header or offsets say."""
+
+    exit_code = 3
+
+
+class CheckpointError(ResumableDataError):
+    """A checkpoint, or a file of one, cannot be read, or is not what it should be."""
 
     exit_code = 3
 

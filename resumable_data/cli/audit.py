@@ -6,13 +6,20 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.audit.report import PROVEN, SCHEMA_VERSION, UNPROVEN, VIOLATED
+from resumable_data.checkpoint.files.verify import read_checkpoint_cursors
 from resumable_data.cli.cursor_file import read_cursor
 from resumable_data.cli.packed_rows import add_packed_options, open_packed, recipe_of_ledger
 from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport
+    from resumable_data.cursor import Cursor
+
+_WORST_FIRST = (VIOLATED, UNPROVEN, PROVEN)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,6 +32,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("ledger", nargs="?", type=Path, metavar="PATH", help="the ledger's directory")
     parser.add_argument("--cursor", type=Path, metavar="FILE", help="a cursor as JSON, instead of a ledger")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="a checkpoint whose cursors are audited, instead of a ledger; may be given several times",
+    )
     parser.add_argument(
         "--since-take-over",
         action="store_true",
@@ -47,18 +61,37 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Audit, print the report, and return the exit code."""
-    if (args.ledger is None) == (args.cursor is None):
-        raise UsageError("audit takes either the PATH of a ledger or --cursor FILE, and not both")
-    report = _audit(args)
-    print(report.to_json().decode() if args.json else report.to_text())
-    return report.exit_code
+    if sum(given is not None for given in (args.ledger, args.cursor, args.checkpoint)) != 1:
+        raise UsageError("audit takes one of the PATH of a ledger, --cursor FILE and --checkpoint DIR")
+    reports = _audit_checkpoints(args) if args.checkpoint else [_audit(args)]
+    if not args.json:
+        print("\n\n".join(report.to_text() for report in reports))
+    elif len(reports) == 1:
+        print(reports[0].to_json().decode())
+    else:
+        verdict = next(name for name in _WORST_FIRST if any(report.verdict == name for report in reports))
+        several = {"schema_version": SCHEMA_VERSION, "verdict": verdict, "reports": reports}
+        print(msgspec.json.encode(several).decode())
+    return max(report.exit_code for report in reports)
+
+
+def _audit_checkpoints(args: argparse.Namespace) -> list[AuditReport]:
+    """A report for each cursor in each checkpoint."""
+    reports = []
+    for path in args.checkpoint:
+        for key, cursor in sorted(read_checkpoint_cursors(path).items()):
+            reports.append(_audit_cursor(args, cursor, f"{path}: {key}"))
+    return reports
+
+
+def _audit_cursor(args: argparse.Namespace, cursor: Cursor, path: str) -> AuditReport:
+    packed = open_packed(args, cursor.recipe)
+    return audit_cursor(cursor, path=path, since_take_over=args.since_take_over, packed=packed)
 
 
 def _audit(args: argparse.Namespace) -> AuditReport:
     if args.cursor is not None:
-        cursor = read_cursor(args.cursor)
-        packed = open_packed(args, cursor.recipe)
-        return audit_cursor(cursor, path=str(args.cursor), since_take_over=args.since_take_over, packed=packed)
+        return _audit_cursor(args, read_cursor(args.cursor), str(args.cursor))
     return audit_ledger(
         args.ledger,
         max_replayed=args.max_replayed,

@@ -19,6 +19,8 @@ TORCH_FREE = [
     "resumable_data.cursor",
     "resumable_data.ledger",
     "resumable_data.audit",
+    "resumable_data.checkpoint",
+    "resumable_data.checkpoint.manifest",
     "resumable_data.packing",
     "resumable_data.logs",
     "resumable_data.lookup",

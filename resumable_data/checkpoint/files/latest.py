@@ -1,0 +1,103 @@
+"""The newest checkpoint that verifies, among those in one directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from resumable_data.checkpoint.files.report import LEVELS
+from resumable_data.checkpoint.files.verify import verify_checkpoint
+from resumable_data.errors import CheckpointError, UsageError
+from resumable_data.ledger.frames import shown
+
+SCHEMA_VERSION = 1
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_MAX_ENTRIES = 100_000
+
+
+class PassedOver(msgspec.Struct, frozen=True, kw_only=True):
+    """A newer entry that was not taken, and why."""
+
+    path: str
+    verdict: str
+    reason: str
+
+
+class LatestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the search found.
+
+    Attributes:
+        root: Where it looked.
+        level: How far each was looked at.
+        path: The newest checkpoint whose verdict is ``"sound"``; None where there is none.
+        passed_over: Newer ones, the newest first.
+    """
+
+    root: str
+    level: str
+    path: str | None
+    passed_over: tuple[PassedOver, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
+class _Entry(NamedTuple):
+    numbers: tuple[int, ...]
+    name: str
+
+
+def find_latest(root: str | os.PathLike[str], level: str = "payload") -> LatestReport:
+    """The newest checkpoint in a directory that verifies, newest by the numbers in its name: 1000 comes after 900.
+
+    Names without a number are no checkpoints of a series, and neither are hidden and temporary ones.
+
+    Args:
+        root: A directory of checkpoints.
+        level: As for `verify_checkpoint`.
+
+    Raises:
+        UsageError: There is no such level.
+        CheckpointError: `root` cannot be listed.
+    """
+    if level not in LEVELS:
+        raise UsageError(f"level: expected one of {', '.join(LEVELS)}, found {level!r}. Nothing was checked.")
+    root = Path(root)
+    passed_over: list[PassedOver] = []
+    found = None
+    for entry in _list_newest_first(root):
+        path = root / entry.name
+        try:
+            report = verify_checkpoint(path, level)
+        except CheckpointError as error:
+            passed_over.append(PassedOver(path=shown(path), verdict="unreadable", reason=str(error)))
+            continue
+        if report.exit_code == 0:
+            found = str(path)
+            break
+        passed_over.append(PassedOver(path=shown(path), verdict=report.verdict, reason=report.reason))
+    return LatestReport(root=shown(root), level=level, path=found, passed_over=tuple(passed_over))
+
+
+def _list_newest_first(root: Path) -> list[_Entry]:
+    try:
+        names = os.listdir(root)
+    except OSError as error:
+        raise CheckpointError(
+            f"expected a directory of checkpoints at {shown(root)}, found none that can be listed ({error.strerror}). "
+            "Nothing was checked; give the directory in which each checkpoint has a directory of its own."
+        ) from None
+    entries = [
+        _Entry(tuple(map(int, _NUMBER.findall(name))), name)
+        for name in names
+        if _NUMBER.search(name) and not name.startswith(".") and not name.endswith(".tmp")
+    ]
+    # A DCP directory is full of such names itself: somebody gave a checkpoint in place of the directory of all.
+    if ".metadata" in names or len(entries) > _MAX_ENTRIES:
+        raise CheckpointError(
+            f"expected a directory of checkpoints at {shown(root)}, found a checkpoint or {len(entries):,} entries. "
+            "Nothing was checked; give the directory above it."
+        )
+    return sorted(entries, reverse=True)

@@ -1,0 +1,219 @@
+"""``.metadata`` of a DCP checkpoint: which tensors and objects there are, and where in which file they lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from resumable_data.checkpoint.files.dtypes import ITEM_BYTES
+from resumable_data.checkpoint.files.pickles import Global, Object, PickleFormatError, parse_pickle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+METADATA_NAME = ".metadata"
+MAX_METADATA_BYTES = 2**28
+"""A hundred thousand chunks take 15 MB."""
+
+_MAX_DIMENSIONS = 64
+_MAX_SIZE = 2**63
+_DCP = "torch.distributed.checkpoint.metadata"
+_ALLOWED = {
+    *(
+        (_DCP, name)
+        for name in (
+            "Metadata",
+            "TensorStorageMetadata",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "MetadataIndex",
+            "StorageMeta",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "PurePosixPath"),
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+    ("collections", "OrderedDict"),
+}
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor that was saved as one item."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class TensorMetadata(NamedTuple):
+    """A tensor: its dtype as torch names it without ``torch.``, its global shape, and its chunks."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class StorageItem(NamedTuple):
+    """Where one archive lies: a chunk of a tensor, or a Python object.
+
+    Attributes:
+        key: Flat key of the state.
+        offsets: Of the chunk; None for an object.
+        file: Name of the data file.
+        start: Where it begins in it [bytes].
+        length: Its length [bytes].
+        transforms: Names of what was done to the bytes, say a compression; empty as a rule.
+    """
+
+    key: str
+    offsets: tuple[int, ...] | None
+    file: str
+    start: int
+    length: int
+    transforms: tuple[str, ...]
+
+
+class Metadata(NamedTuple):
+    """What ``.metadata`` says.
+
+    Attributes:
+        version: Of the format, None where the writer did not say.
+        tensors: Flat key to tensor.
+        objects: Flat keys of Python objects.
+        items: What the data files hold, in the order of the file.
+        paths: Flat key to its place in the nested state; None where the planner kept something else.
+    """
+
+    version: str | None
+    tensors: Mapping[str, TensorMetadata]
+    objects: frozenset[str]
+    items: tuple[StorageItem, ...]
+    paths: Mapping[str, tuple[str | int, ...]] | None
+
+
+def parse_metadata(data: bytes) -> Metadata:
+    """What the bytes of a ``.metadata`` file say.
+
+    Raises:
+        ForbiddenGlobalError: It names a global that no checkpoint needs; `torch.distributed.checkpoint` would run it.
+        PickleFormatError: It is damaged, or no such file.
+    """
+    fields = _fields(parse_pickle(data, _is_allowed)[0], "Metadata")
+    tensors: dict[str, TensorMetadata] = {}
+    objects: set[str] = set()
+    for key, value in _mapping(fields.get("state_dict_metadata"), "state_dict_metadata").items():
+        name = _text(key, "a key of the state")
+        if _is(value, "BytesStorageMetadata"):
+            objects.add(name)
+        else:
+            tensors[name] = _tensor(value)
+    stored = _mapping(fields.get("storage_data"), "storage_data")
+    version = fields.get("version")
+    return Metadata(
+        version=None if version is None else _text(version, "a version"),
+        tensors=tensors,
+        objects=frozenset(objects),
+        items=tuple(_item(index, info) for index, info in stored.items()),
+        paths=_paths(fields.get("planner_data")),
+    )
+
+
+def _is_allowed(module: str, name: str) -> bool:
+    return (module, name) in _ALLOWED or (module == "torch" and name in ITEM_BYTES)
+
+
+def _is(value: Any, name: str) -> bool:
+    return type(value) is Object and value.name is not None and value.name.name == name
+
+
+def _fields(value: Any, name: str) -> dict[Any, Any]:
+    """The attributes of an object that should be of the class `name`."""
+    if not _is(value, name):
+        raise PickleFormatError(f"expected {name}, found {_kind(value)}")
+    return _mapping(value.state, f"the fields of {name}")
+
+
+def _kind(value: Any) -> str:
+    return str(value.name) if type(value) is Object and value.name is not None else type(value).__name__
+
+
+def _mapping(value: Any, what: str) -> dict[Any, Any]:
+    if type(value) is not dict:
+        raise PickleFormatError(f"expected {what} to be a dict, found {_kind(value)}")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if type(value) is not str:
+        raise PickleFormatError(f"expected {what} as text, found {_kind(value)}")
+    return value
+
+
+def _count(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_SIZE:
+        raise PickleFormatError(f"expected {what} to be an integer in [0, 2^63), found {_kind(value)}")
+    return value
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    """A ``torch.Size``."""
+    if type(value) is Object and value.name == ("torch", "Size") and type(value.args) is tuple:
+        value = value.args[0] if value.args else ()
+    if type(value) not in (tuple, list) or len(value) > _MAX_DIMENSIONS:
+        raise PickleFormatError(f"expected sizes of up to {_MAX_DIMENSIONS} dimensions, found {_kind(value)}")
+    for size in value:
+        if type(size) is not int or not 0 <= size < _MAX_SIZE:
+            raise PickleFormatError(f"expected sizes in [0, 2^63), found {_kind(size)} outside")
+    return tuple(value)
+
+
+def _tensor(value: Any) -> TensorMetadata:
+    fields = _fields(value, "TensorStorageMetadata")
+    properties = fields.get("properties")
+    if type(properties) is not Object or not _is(properties, "TensorProperties"):
+        raise PickleFormatError(f"expected TensorProperties, found {_kind(properties)}")
+    state = properties.state
+    dtype = state.get("dtype") if type(state) is dict else state[0] if type(state) is tuple and state else None
+    if type(dtype) is not Global or dtype.module != "torch" or dtype.name not in ITEM_BYTES:
+        raise PickleFormatError(f"expected a dtype of torch, found {_kind(dtype)}")
+    chunks = fields.get("chunks")
+    if type(chunks) is not list:
+        raise PickleFormatError(f"expected a list of chunks, found {_kind(chunks)}")
+    return TensorMetadata(dtype.name, _size(fields.get("size")), tuple(_chunk(chunk) for chunk in chunks))
+
+
+def _chunk(value: Any) -> Chunk:
+    fields = _fields(value, "ChunkStorageMetadata")
+    return Chunk(_size(fields.get("offsets")), _size(fields.get("sizes")))
+
+
+def _item(index: Any, info: Any) -> StorageItem:
+    where, place = _fields(index, "MetadataIndex"), _fields(info, "_StorageInfo")
+    offsets = where.get("offset")
+    transforms = place.get("transform_descriptors") or ()
+    if type(transforms) not in (list, tuple):
+        raise PickleFormatError(f"expected a list of transforms, found {_kind(transforms)}")
+    return StorageItem(
+        key=_text(where.get("fqn"), "a key of a storage item"),
+        offsets=None if offsets is None else _size(offsets),
+        file=_text(place.get("relative_path"), "the name of a file"),
+        start=_count(place.get("offset"), "an offset"),
+        length=_count(place.get("length"), "a length"),
+        transforms=tuple(_text(one, "a transform") for one in transforms),
+    )
+
+
+def _paths(value: Any) -> dict[str, tuple[str | int, ...]] | None:
+    if type(value) is not dict:
+        return None
+    paths = {}
+    for key, path in value.items():
+        if type(key) is not str or type(path) is not tuple or any(type(part) not in (str, int) for part in path):
+            return None
+        paths[key] = path
+    return paths

@@ -1,0 +1,154 @@
+"""``resumable-data checkpoint`` and ``audit --checkpoint``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from resumable_data.cli import main
+from tests.checkpoints import DATA_FILE, add_manifest, flip, odd_state, save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("saved")
+    for step in (3, 4):
+        save(root / f"step-{step}", odd_state(step))
+    add_manifest(root / "step-3", 3)
+    return root
+
+
+@pytest.fixture
+def root(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "root")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, Any]:
+    code, text = run(capsys, *arguments, "--json")
+    return code, json.loads(text)
+
+
+def test_verify(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A good checkpoint is sound with exit code 0, a damaged one is damaged with 1, and nothing at all is 3."""
+    code, text = run(capsys, "checkpoint", "verify", root / "step-3")
+    assert (code, text.splitlines()[0]) == (0, "SOUND: nothing is missing, cut or changed, as far as was looked")
+    (root / "step-3" / DATA_FILE).unlink()
+    code, report = run_json(capsys, "checkpoint", "verify", root / "step-3", "--level", "structure")
+    assert (code, report["verdict"], report["schema_version"]) == (1, "damaged", 1)
+    assert report["findings"][0]["code"] == "RD821"
+    code, text = run(capsys, "checkpoint", "verify", root / "step-5")
+    assert code == 3
+    assert "found nothing" in text
+    assert run(capsys, "checkpoint", "verify", root / "step-3", "--level", "deep")[0] == 2
+
+
+def test_show(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys with shapes and sizes, totals by prefix, the cursor and the manifest are shown."""
+    code, summary = run_json(capsys, "checkpoint", "show", root / "step-3")
+    assert code == 0
+    keys = {one["key"]: one for one in summary["keys"]}
+    assert keys["model.half"] == {
+        "key": "model.half",
+        "dtype": "bfloat16",
+        "shape": [3, 7],
+        "num_bytes": 42,
+        "chunks": 1,
+        "digest": "",
+    }
+    assert {"prefix": "model", "keys": 3, "num_bytes": 80 + 20 + 42} in summary["prefixes"]
+    assert summary["cursors"]["loader.resumable_data.cursor"]["applied"] == 3
+    assert summary["manifest"]["update"] == 3
+    code, text = run(capsys, "checkpoint", "show", root / "step-4")
+    assert code == 0
+    assert "no manifest" in text
+    assert run(capsys, "checkpoint", "show", root)[0] == 3
+
+
+def test_latest_walks_by_numbers(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest has the largest number, and of each newer one that does not verify the reason is said."""
+    assert run(capsys, "checkpoint", "latest", root) == (0, f"{root / 'step-4'}\n")
+    shutil.copytree(root / "step-4", root / "step-10")
+    (root / "step-10" / ".metadata").unlink()
+    (root / "step-9").mkdir()
+    (root / "step-11.tmp").mkdir()
+    (root / "logs").mkdir()
+    flip(root / "step-4" / DATA_FILE, os.path.getsize(root / "step-4" / DATA_FILE) // 2)
+    code, report = run_json(capsys, "checkpoint", "latest", root)
+    assert (code, report["path"]) == (0, str(root / "step-3"))
+    assert [os.path.basename(one["path"]) for one in report["passed_over"]] == ["step-10", "step-9", "step-4"]
+    assert "RD801" in report["passed_over"][0]["reason"]
+
+
+def test_latest_at_a_lower_level(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lower level takes what only a higher one sees to be damaged."""
+    data = (root / "step-4" / DATA_FILE).read_bytes()
+    weight = odd_state(4)["model"]["weight"].numpy().tobytes()
+    flip(root / "step-4" / DATA_FILE, data.index(weight))
+    assert run(capsys, "checkpoint", "latest", root)[1].startswith(f"{root / 'step-3'}\n")
+    assert run(capsys, "checkpoint", "latest", root, "--level", "directory")[1] == f"{root / 'step-4'}\n"
+
+
+def test_latest_of_none(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where none verifies the exit code is 1; a checkpoint in place of the directory of all is an error."""
+    (tmp_path / "empty" / "1").mkdir(parents=True)
+    code, text = run(capsys, "checkpoint", "latest", tmp_path / "empty")
+    assert code == 1
+    assert "passed over" in text
+    assert run(capsys, "checkpoint", "latest", tmp_path / "missing")[0] == 3
+    assert run(capsys, "checkpoint", "latest", root / "step-3")[0] == 3
+
+
+def test_diff(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same state saved twice is the same; another step differs, and the cursor's fields are named."""
+    again = save(tmp_path / "again", odd_state(3))
+    code, text = run(capsys, "checkpoint", "diff", root / "step-3", again)
+    assert (code, text) == (0, "the same: 24 keys\n")
+    code, found = run_json(capsys, "checkpoint", "diff", root / "step-3", root / "step-4")
+    assert code == 1
+    assert {"model.weight", "step", "transposed"} <= {one["key"] for one in found["differ"]}
+    assert "uint16" not in {one["key"] for one in found["differ"]}
+    assert {"loader.resumable_data.cursor: applied"} <= {one["key"] for one in found["cursors"]}
+
+
+def test_diff_of_other_keys(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys of one side alone, other shapes and dtypes are named; a damaged checkpoint is not compared."""
+    state = odd_state(3)
+    del state["view"]
+    state["new"] = torch.ones(1)
+    state["scalar"] = torch.tensor(3.0, dtype=torch.float64)
+    code, found = run_json(capsys, "checkpoint", "diff", root / "step-3", save(tmp_path / "other", state))
+    assert (code, found["only_in_a"], found["only_in_b"]) == (1, ["view"], ["new"])
+    (scalar,) = [one for one in found["differ"] if one["key"] == "scalar"]
+    assert scalar["a"].startswith("float32 []")
+    assert scalar["b"].startswith("float64 []")
+    (root / "step-3" / DATA_FILE).unlink()
+    code, text = run(capsys, "checkpoint", "diff", root / "step-3", root / "step-4")
+    assert code == 3
+    assert "RD821" in text
+
+
+def test_audit_of_checkpoints(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints prove their own coverage, several at once; one without a cursor is an error."""
+    code, report = run_json(capsys, "audit", "--checkpoint", root / "step-3")
+    assert (code, report["verdict"], report["samples"]) == (0, "proven", 30)
+    code, several = run_json(capsys, "audit", "--checkpoint", root / "step-3", "--checkpoint", root / "step-4")
+    assert (code, several["verdict"]) == (0, "proven")
+    assert [one["samples"] for one in several["reports"]] == [30, 40]
+    code, text = run(capsys, "audit", "--checkpoint", save(tmp_path / "plain", {"weight": torch.ones(2)}))
+    assert code == 3
+    assert "no such tensor" in text
+    assert run(capsys, "audit", "--checkpoint", root / "step-3", "--cursor", "file")[0] == 2
