@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from resumable_data.cursor import Cursor
     from resumable_data.loader.microbatch import Microbatch
     from resumable_data.order import Order
-    from resumable_data.sampler import MicrobatchRows
+    from resumable_data.sampler import MicrobatchRows, Topology
     from resumable_data.sampler.state import State
     from resumable_data.sampler.targets import NumTargetTokens
 
@@ -225,6 +225,11 @@ class ResumableLoader:
     def cursor(self) -> Cursor:
         """Committed progress."""
         return self._session.cursor
+
+    @property
+    def topology(self) -> Topology:
+        """This process among the others, as the loader found it."""
+        return self._settings.topology
 
     @property
     def num_updates(self) -> int | None:

@@ -35,6 +35,11 @@ def make_state(cursor: Cursor) -> dict[str, torch.Tensor]:
     return {STATE_KEY: torch.frombuffer(bytearray(encoded), dtype=torch.uint8), SEAL_KEY: make_seal(encoded)}
 
 
+def seal_state(state: dict[str, torch.Tensor], nonce: int) -> dict[str, torch.Tensor]:
+    """The same state, sealed with the number of a save, below 2^63."""
+    return {**state, SEAL_KEY: make_seal(state[STATE_KEY].numpy().tobytes(), nonce)}
+
+
 def start_cursor(
     state: State, recipe: Recipe, *, allow: Collection[str], schedule: RunSchedule | None = None
 ) -> Cursor:

@@ -1,0 +1,75 @@
+"""What the processes of a job tell each other around a save or a load. Without a process group there is only one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from resumable_data.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def gather_bytes(payload: bytes) -> list[bytes]:
+    """All processes' payloads, of any size, in the order of ranks. Collective."""
+    if rank_and_size()[1] == 1:
+        return [payload]
+    sizes = [int.from_bytes(size, "little") for size in _gather(len(payload).to_bytes(8, "little"))]
+    padded = _gather(payload.ljust(max(sizes), b"\0")) if max(sizes) else [b""] * len(sizes)
+    return [part[:size] for part, size in zip(padded, sizes, strict=True)]
+
+
+def _gather(payload: bytes) -> list[bytes]:
+    device = torch.device("cuda") if "nccl" in dist.get_backend() else torch.device("cpu")
+    local = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
+    gathered = torch.empty(dist.get_world_size() * len(payload), dtype=torch.uint8, device=device)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+    gather(gathered, local)
+    everything = gathered.cpu().numpy().tobytes()
+    return [everything[start : start + len(payload)] for start in range(0, len(everything), len(payload))]
+
+
+def together(act: Callable[[], T]) -> T:
+    """What `act` returns on this process; an error on all of them where it fails on any. Collective.
+
+    A process that failed raises its own error, the others say whose it was: none is left waiting for it.
+
+    Raises:
+        CheckpointError: It failed on another process.
+    """
+    failure: BaseException | None = None
+    result: T | None = None
+    try:
+        result = act()
+    except (Exception, _CheckpointException) as error:
+        failure = error
+    text = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    failed = {rank: part.decode() for rank, part in enumerate(gather_bytes(text.encode())) if part}
+    if failure is not None:
+        raise failure
+    if failed:
+        rank, reason = next(iter(failed.items()))
+        raise CheckpointError(f"process {rank} failed, and so all stop: {reason}")
+    return result  # type: ignore[return-value]  # it is what `act` returned
+
+
+def on_first(act: Callable[[], bytes]) -> bytes:
+    """What `act` returns on the first process, on all of them. Collective."""
+    return gather_bytes(together(lambda: act() if rank_and_size()[0] == 0 else b""))[0]
+
+
+def _checkpoint_exception() -> type[BaseException]:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    return CheckpointException
+
+
+_CheckpointException = _checkpoint_exception()  # it derives from BaseException, which `except Exception` lets pass

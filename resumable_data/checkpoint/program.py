@@ -1,0 +1,217 @@
+"""What a training program holds, as the state that DCP saves: and back into the program, in the order that is right.
+
+A part of the program is a model, an optimizer, something with ``state_dict`` and ``load_state_dict`` (a scheduler, a
+gradient scaler), or a plain value. Models and optimizers go through torch's state-dict functions, so that the state has
+the names of parameters and does not depend on how they are sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from resumable_data.errors import UsageError
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Part(Protocol):
+    """One part of a program."""
+
+    def state(self) -> Any:
+        """Its state as it is now; what it holds may be written to."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Take the state over."""
+        ...
+
+
+class ModelPart:
+    """A model, wrapped by FSDP, DDP or nothing."""
+
+    def __init__(self, model: Module) -> None:
+        self.model = model
+
+    def state(self) -> dict[str, Any]:
+        """Its parameters and buffers, by name; they share the model's memory."""
+        return get_model_state_dict(self.model)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Strictly: with no name missing and none too many."""
+        set_model_state_dict(self.model, state)
+
+
+class OptimizerPart:
+    """An optimizer over a model's parameters."""
+
+    def __init__(self, model: Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def state(self) -> dict[str, Any]:
+        """Its state and parameter groups, by names of parameters."""
+        with _without_gradients(self.model):
+            return dict(get_optimizer_state_dict(self.model, self.optimizer))
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """By names of parameters."""
+        with _without_gradients(self.model):
+            set_optimizer_state_dict(self.model, self.optimizer, state)
+
+
+class StatefulPart:
+    """Something that gives and takes its own state."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def state(self) -> Any:
+        """What it gives."""
+        return self.part.state_dict()
+
+    def restore(self, state: Any) -> None:
+        """What it takes."""
+        self.part.load_state_dict(state)
+
+
+class ValuePart:
+    """A tensor, a number, a text, or these in dicts and lists. Tensors are loaded in place."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state(self) -> Any:
+        """Itself."""
+        return self.value
+
+    def restore(self, state: Any) -> None:
+        """Remember what was loaded."""
+        self.value = state
+
+
+class Program:
+    """A training program's parts by name.
+
+    Args:
+        parts: Names to models, optimizers, objects with ``state_dict`` and ``load_state_dict``, or plain values.
+
+    Raises:
+        UsageError: An optimizer's parameters are those of no model, or of several.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        models = [part for part in parts.values() if isinstance(part, Module)]
+        self.parts: dict[str, Part] = {name: _part(name, part, models) for name, part in parts.items()}
+
+    def state(self) -> dict[str, Any]:
+        """The state of all parts.
+
+        Raises:
+            UsageError: It holds what could not be read back.
+        """
+        state = {name: part.state() for name, part in self.parts.items()}
+        for name, value in state.items():
+            _check_values(value, name)
+        return state
+
+    def restore(self, state: dict[str, Any], like: dict[str, Any]) -> None:
+        """Take over a state that DCP loaded: models, then optimizers, then all others.
+
+        Args:
+            state: What was loaded.
+            like: The `skeleton` of what `state` gave before: it has the keys as they were, which DCP makes text.
+        """
+        kinds = (ModelPart, OptimizerPart, (StatefulPart, ValuePart))
+        for kind in kinds:
+            for name, part in self.parts.items():
+                if isinstance(part, kind):
+                    part.restore(_with_keys_of(like[name], state[name]))
+
+
+def _part(name: str, part: Any, models: list[Module]) -> Part:
+    if isinstance(part, Module):
+        return ModelPart(part)
+    if isinstance(part, Optimizer):
+        return OptimizerPart(_model_of(name, part, models), part)
+    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+        return StatefulPart(part)
+    return ValuePart(part)
+
+
+def _model_of(name: str, optimizer: Optimizer, models: list[Module]) -> Module:
+    """The model whose parameters an optimizer has."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    holds = [model for model in models if own <= {id(parameter) for parameter in model.parameters()}]
+    if len(holds) != 1:
+        raise UsageError(
+            f"expected one model in the state that has the parameters of the optimizer {name!r}, found {len(holds)}. "
+            "Their names would not be known, and nothing was saved or loaded; put the model beside its optimizer, as "
+            '{"model": model, "optimizer": optimizer}. An optimizer must be made after fully_shard().'
+        )
+    return holds[0]
+
+
+@contextmanager
+def _without_gradients(model: Module) -> Iterator[None]:
+    """Hide gradients: with one, torch takes a fresh optimizer's state for complete and would lose all moments."""
+    held = [(parameter, parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    for parameter, _ in held:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in held:
+            parameter.grad = gradient
+
+
+def _check_values(value: Any, where: str) -> None:
+    """Refuse what DCP would pickle and no reader could trust."""
+    if isinstance(value, Mapping):
+        names = [str(key) for key in value]
+        if len(set(names)) < len(names):
+            raise UsageError(
+                f"state {where!r}: expected keys that differ as text, found {names}; DCP saves them as text"
+            )
+        for key, item in value.items():
+            _check_values(item, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            _check_values(item, f"{where}.{number}")
+    elif not isinstance(value, (*_PLAIN, torch.Tensor)):
+        raise UsageError(
+            f"state {where!r}: expected tensors, numbers, texts, and these in dicts and lists; found "
+            f"{type(value).__name__}, which could only be read back by running pickle. Nothing was saved; leave it "
+            "out, or save what it is made of."
+        )
+
+
+def skeleton(value: Any) -> Any:
+    """The dicts and lists of a state, with None for all else: what stays when DCP writes into the state."""
+    if isinstance(value, Mapping):
+        return {key: skeleton(item) for key, item in value.items()}
+    return [*map(skeleton, value)] if isinstance(value, (list, tuple)) else None
+
+
+def _with_keys_of(like: Any, loaded: Any) -> Any:
+    """What was loaded, with the keys of dicts as they were: DCP makes them text."""
+    if isinstance(like, Mapping) and isinstance(loaded, Mapping):
+        restored = {}
+        for key, item in like.items():
+            found = loaded[str(key)] if not isinstance(key, str) and str(key) in loaded else loaded.get(key)
+            restored[key] = _with_keys_of(item, found)
+        extra = {key: item for key, item in loaded.items() if key not in {*like, *map(str, like)}}
+        return {**restored, **extra}
+    if isinstance(like, list) and isinstance(loaded, list) and len(like) == len(loaded):
+        return [*map(_with_keys_of, like, loaded)]
+    return loaded
