@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
-    from resumable_data.checkpoint import CheckpointReport, verify_checkpoint
+    from resumable_data.checkpoint import CheckpointReport, load_checkpoint, save_checkpoint, verify_checkpoint
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
     from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
@@ -60,7 +60,9 @@ __all__ = [
     "audit_ledger",
     "audit_shadow",
     "evaluation_loader",
+    "load_checkpoint",
     "open_tokens",
+    "save_checkpoint",
     "shadow",
     "track",
     "verify_checkpoint",
@@ -94,7 +96,9 @@ _HOMES = {
     "audit_ledger": "audit",
     "audit_shadow": "shadowing",
     "evaluation_loader": "loader",
+    "load_checkpoint": "checkpoint",
     "open_tokens": "sources",
+    "save_checkpoint": "checkpoint",
     "shadow": "shadowing",
     "track": "tracking",
     "verify_checkpoint": "checkpoint",

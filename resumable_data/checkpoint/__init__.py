@@ -1,6 +1,34 @@
-"""Checkpoints: what their files hold, and whether it is whole. Nothing here imports torch."""
+"""Checkpoints: saved and loaded as a whole, and checked before anyone trusts them.
 
-from resumable_data.checkpoint.files.report import CheckpointReport
-from resumable_data.checkpoint.files.verify import verify_checkpoint
+A name is looked up in its module at its first use: checking files does not import torch.
+"""
 
-__all__ = ["CheckpointReport", "verify_checkpoint"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resumable_data.checkpoint.files.report import CheckpointReport
+    from resumable_data.checkpoint.files.verify import verify_checkpoint
+    from resumable_data.checkpoint.load import Loaded, load_checkpoint
+    from resumable_data.checkpoint.save import save_checkpoint
+
+__all__ = ["CheckpointReport", "Loaded", "load_checkpoint", "save_checkpoint", "verify_checkpoint"]
+
+_HOMES = {
+    "CheckpointReport": "files.report",
+    "Loaded": "load",
+    "load_checkpoint": "load",
+    "save_checkpoint": "save",
+    "verify_checkpoint": "files.verify",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this function would take any misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value

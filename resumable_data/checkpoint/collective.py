@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -16,6 +18,14 @@ T = TypeVar("T")
 def rank_and_size() -> tuple[int, int]:
     """This process and how many there are."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+@contextmanager
+def alone_is_meant() -> Iterator[bool]:
+    """Whether there is no other process; DCP then warns that it takes this as the intent, which it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield not (dist.is_available() and dist.is_initialized())
 
 
 def gather_bytes(payload: bytes) -> list[bytes]:

@@ -84,10 +84,8 @@ def refuse(path: Path, differences: Sequence[Difference], allowed: set[str]) -> 
     refused = [one for one in differences if one.kind not in allowed]
     if not refused:
         return
-    lines = [f"  {one.key}: {one.saved} in the checkpoint, {one.now} in the program" for one in refused[:_SHOWN]]
-    if len(refused) > _SHOWN:
-        lines.append(f"  and {len(refused) - _SHOWN} more")
     kinds = sorted({one.kind for one in refused})
+    lines = [line for kind in kinds for line in _lines([one for one in refused if one.kind == kind])]
     effects = "; ".join(f"{kind}: {_EFFECTS[kind]}" for kind in kinds)
     may = sorted(set(kinds) & ALLOWANCES)
     remedy = f" Where that is meant, allow={set(may)!r} loads the rest, and is recorded." if may == kinds else ""
@@ -97,6 +95,13 @@ def refuse(path: Path, differences: Sequence[Difference], allowed: set[str]) -> 
         + f"\n{effects}. Nothing was "
         f"loaded; make the program the one that saved.{remedy}"
     )
+
+
+def _lines(differences: Sequence[Difference]) -> list[str]:
+    """The tensors among differences of one kind first, as many as a person reads."""
+    ordered = sorted(differences, key=lambda one: "a plain value" in (one.saved, one.now))
+    lines = [f"  {one.key}: {one.saved} in the checkpoint, {one.now} in the program" for one in ordered[:_SHOWN]]
+    return [*lines, f"  and {len(ordered) - _SHOWN} more"] if len(ordered) > _SHOWN else lines
 
 
 def _shown(key: TensorKey | BytesKey | None) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
-from resumable_data.checkpoint.collective import on_first, rank_and_size, together
+from resumable_data.checkpoint.collective import alone_is_meant, on_first, together
 from resumable_data.checkpoint.differences import ALLOWANCES, Difference, compare_keys, describe_program, refuse
 from resumable_data.checkpoint.files.against_manifest import list_keys
 from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metadata
@@ -104,7 +104,7 @@ def load_checkpoint(
     together(lambda: _read(path, template))
     if loader is not None:
         _check_loader(template, None if manifest is None else int(manifest.nonce, 16))
-    program.restore({name: template[name] for name in program.parts}, keys)
+    values = program.restore({name: template[name] for name in program.parts}, keys)
     if loader is not None:
         loader.load_state_dict(template[LOADER_NAME], allow=of_loader)
     return Loaded(
@@ -113,7 +113,7 @@ def load_checkpoint(
         level=level,
         differences=tuple(differences),
         allowances=tuple(sorted({one.kind for one in differences} | (names & {"no_manifest"}) | of_loader)),
-        values={name: template[name] for name in program.parts},
+        values=values,
     )
 
 
@@ -171,7 +171,8 @@ class _Planner(DefaultLoadPlanner):
 
 
 def _read(path: Path, state: dict[str, Any]) -> None:
-    dcp.load(state, checkpoint_id=path, planner=_Planner(), no_dist=rank_and_size()[1] == 1)
+    with alone_is_meant() as alone:
+        dcp.load(state, checkpoint_id=path, planner=_Planner(), no_dist=alone)
 
 
 def _check_loader(state: dict[str, Any], nonce: int | None) -> None:

@@ -92,8 +92,8 @@ class ValuePart:
         self.value = value
 
     def state(self) -> Any:
-        """Itself."""
-        return self.value
+        """Its tensors and values in new dicts and lists, which DCP may write to."""
+        return _copied(self.value)
 
     def restore(self, state: Any) -> None:
         """Remember what was loaded."""
@@ -125,18 +125,24 @@ class Program:
             _check_values(value, name)
         return state
 
-    def restore(self, state: dict[str, Any], like: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
         """Take over a state that DCP loaded: models, then optimizers, then all others.
 
         Args:
             state: What was loaded.
             like: The `skeleton` of what `state` gave before: it has the keys as they were, which DCP makes text.
+
+        Returns:
+            The plain values, by name.
         """
-        kinds = (ModelPart, OptimizerPart, (StatefulPart, ValuePart))
-        for kind in kinds:
+        values = {}
+        for kind in (ModelPart, OptimizerPart, StatefulPart, ValuePart):
             for name, part in self.parts.items():
                 if isinstance(part, kind):
                     part.restore(_with_keys_of(like[name], state[name]))
+                    if isinstance(part, ValuePart):
+                        values[name] = part.value
+        return values
 
 
 def _part(name: str, part: Any, models: list[Module]) -> Part:
@@ -194,6 +200,12 @@ def _check_values(value: Any, where: str) -> None:
             f"{type(value).__name__}, which could only be read back by running pickle. Nothing was saved; leave it "
             "out, or save what it is made of."
         )
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [*map(_copied, value)] if isinstance(value, (list, tuple)) else value
 
 
 def skeleton(value: Any) -> Any:

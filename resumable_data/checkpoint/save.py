@@ -18,7 +18,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 
 from resumable_data import __version__
-from resumable_data.checkpoint.collective import gather_bytes, on_first, rank_and_size, together
+from resumable_data.checkpoint.collective import alone_is_meant, gather_bytes, on_first, rank_and_size, together
 from resumable_data.checkpoint.files.against_manifest import list_keys
 from resumable_data.checkpoint.files.archives import ArchiveChecker, read_items
 from resumable_data.checkpoint.files.findings import Findings
@@ -98,8 +98,8 @@ def _require_empty(path: Path) -> bytes:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise CheckpointError(
             f"expected a new or empty directory at {shown(path)}, found {shown(names[0])}{more} in it. A save over "
-            "another one leaves files of both if it is interrupted, and nothing tells them apart. Nothing was saved; name a "
-            "directory of its own for each save, or remove what an interrupted save left there."
+            "another one leaves files of both if it is interrupted, and nothing tells them apart. Nothing was saved; "
+            "name a directory of its own for each save, or remove what an interrupted save left there."
         )
     return b""
 
@@ -122,10 +122,11 @@ def _check_agreement(state: dict[str, Any]) -> None:
     shown_keys = ", ".join(
         f"{key} ({' / '.join(sorted({str(one.get(key, 'absent')) for one in everyone}))})" for key in differ[:4]
     )
+    more = " ..." if len(differ) > 4 else ""
     raise DisagreementError(
-        f"processes hold different values under {len(differ)} names: {shown_keys}{' ...' if len(differ) > 4 else ''}. "
-        "A checkpoint keeps one process's value of each, and not always the same process's. Nothing was saved; make the "
-        "values equal on all processes, or save them under a name of each process."
+        f"processes hold different values under {len(differ)} names: {shown_keys}{more}. "
+        "A checkpoint keeps one process's value of each, and not always the same process's. Nothing was saved; make "
+        "the values equal on all processes, or save them under a name of each process."
     )
 
 
@@ -145,7 +146,8 @@ def _hash(data: bytes) -> str:
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
-    dcp.save(state, checkpoint_id=path, no_dist=rank_and_size()[1] == 1)
+    with alone_is_meant() as alone:
+        dcp.save(state, checkpoint_id=path, no_dist=alone)
 
 
 def _commit(
