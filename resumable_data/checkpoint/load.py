@@ -83,7 +83,8 @@ def load_checkpoint(
             The program is as it was.
         SealError: Processes that saved did not agree, or files of two saves are mixed. What was read by then is in the
             program: do not go on from it.
-        RecipeMismatchError: The loader's cursor was counted under another recipe.
+        RecipeMismatchError: The loader's cursor was counted under another recipe; the program is as it was, where there
+            is a manifest.
         UsageError: `allow` names what cannot be allowed.
     """
     path = Path(path)
@@ -100,6 +101,9 @@ def load_checkpoint(
         like[LOADER_NAME] = loader.state_dict()
     keys = skeleton(like)
     differences = together(lambda: _compare(path, like, names & ALLOWANCES))
+    cursor = None if manifest is None else manifest.decode_cursor()
+    if loader is not None and cursor is not None:
+        together(lambda: loader.check_state(cursor, of_loader))
     template = _without(like, {one.key for one in differences if one.kind == "only_in_program"})
     together(lambda: _read(path, template))
     if loader is not None:

@@ -282,6 +282,10 @@ class ResumableLoader:
         self._settings = replace(self._settings, schedule=self._content.schedule(start, self._settings.epochs))
         self._session = Session(start, self._settings)
 
+    def check_state(self, state: State, allow: Collection[str] = ()) -> None:
+        """Make sure that `load_state_dict` would take a state, and load nothing; for arguments and errors see there."""
+        self._session.check_run(self._find_start(state, allow))
+
     def _find_start(self, state: State, allow: Collection[str]) -> Cursor:
         try:
             return start_cursor(state, self.cursor.recipe, allow=allow)

@@ -55,6 +55,8 @@ class Job:
         }
         if change == "no optimizer":
             del self.state["optimizer"]
+        if change == "other batch":
+            self.loader = ResumableLoader(DATA, global_batch=5, microbatch=5)
 
     def train(self, num_updates: int) -> float:
         """Train; the loss of the last update."""
@@ -159,6 +161,8 @@ def test_the_manifest_is_of_the_files(saved: tuple[Path, float]) -> None:
         ("sgd", ["momentum_buffer", "only_in_program", "only_in_checkpoint"], ()),
         ("no optimizer", ["only_in_checkpoint", "optimizer.state.0.weight.exp_avg"], ()),
         ("no optimizer", [], ("only_in_checkpoint",)),
+        ("other batch", ["RecipeMismatchError", "global_batch"], ()),
+        ("other batch", [], ("global_batch",)),
         ("gradients", [], ()),
         ("", [], ()),
     ],
