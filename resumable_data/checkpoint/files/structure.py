@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from resumable_data.checkpoint.files.cover import check_cover
 from resumable_data.checkpoint.files.metadata import METADATA_NAME
+from resumable_data.checkpoint.files.opening import list_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from resumable_data.checkpoint.files.findings import Findings
@@ -160,9 +161,9 @@ def _file_size(path: Path, name: str, num_items: int, findings: Findings) -> int
     return status.st_size
 
 
-def _note_others(path: Path, named: object, findings: Findings) -> None:
-    for entry in sorted(os.listdir(path)):
+def _note_others(path: Path, named: Collection[str], findings: Findings) -> None:
+    for entry in list_names(path):
         if entry.endswith(".tmp"):
             findings.add("RD828", file=entry, expected="none", found="one")
-        elif entry.endswith((DATA_SUFFIX, METADATA_NAME)) and entry != METADATA_NAME and entry not in named:  # type: ignore[operator]
+        elif entry.endswith((DATA_SUFFIX, METADATA_NAME)) and entry != METADATA_NAME and entry not in named:
             findings.add("RD827", file=entry, expected="files that .metadata names", found="another")

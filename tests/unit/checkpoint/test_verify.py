@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
+import pathlib
 import pickle
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
@@ -342,6 +345,27 @@ def test_malicious_object_runs_nothing(tmp_path: Path) -> None:
     (finding,) = [one for one in rd.verify_checkpoint(path).findings if one.code != "RD851"]
     assert (finding.code, finding.severity, finding.key, finding.found) == ("RD835", "warning", "extra", "posix.system")
     assert not marker.exists()
+
+
+def test_plain_objects_are_not_called_code(tmp_path: Path) -> None:
+    """Containers, numbers, bytes, arrays and dates of the standard kinds are data, in either kind of file."""
+    objects = {
+        "set": {1, 2},
+        "bytes": [b"", b"abc", bytearray(b"x")],
+        "complex": 1j,
+        "ordered": collections.OrderedDict(a=1),
+        "array": np.arange(3),
+        "scalar": np.float64(1.5),
+        "path": pathlib.Path("a/b"),
+        "size": torch.Size([1, 2]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+        "pairs": {(1, 2): 3},
+        "large": 2**100,
+    }
+    assert codes(save(tmp_path / "checkpoint", {"objects": list(objects.items())})) == set()
+    torch.save(objects, tmp_path / "file.pt")
+    assert codes(tmp_path / "file.pt") == {"RD871"}
 
 
 def test_files_of_two_saves(tmp_path: Path) -> None:
