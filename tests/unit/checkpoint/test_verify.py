@@ -16,9 +16,23 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
 import resumable_data as rd
+from resumable_data.checkpoint.files.findings import KINDS, Findings
+from resumable_data.checkpoint.files.metadata import parse_metadata
+from resumable_data.checkpoint.files.structure import check_metadata
 from resumable_data.checkpoint.manifest import MANIFEST_NAME
 from resumable_data.errors import CheckpointError, UsageError
-from tests.checkpoints import DATA_FILE, add_manifest, edited_metadata, flip, odd_state, place_of, save, trained_loader
+from resumable_data.findings import SEVERITIES
+from tests.checkpoints import (
+    DATA_FILE,
+    add_manifest,
+    archive_of,
+    edited_metadata,
+    flip,
+    odd_state,
+    place_of,
+    save,
+    trained_loader,
+)
 from tests.files import overwrite
 
 if TYPE_CHECKING:
@@ -436,3 +450,80 @@ def test_nothing_to_check(tmp_path: Path) -> None:
         rd.verify_checkpoint(tmp_path / "pipe")
     with pytest.raises(UsageError, match="level"):
         rd.verify_checkpoint(tmp_path, "deep")
+
+
+def flip_pickle(path: Path, key: str, offset: int, mask: int) -> None:
+    """Change a byte of an item's pickle, counted from its beginning."""
+    place = place_of(path, key)
+    at = (path / DATA_FILE).read_bytes().index(b"\x80\x02", place.offset)
+    flip(path / DATA_FILE, at + offset, mask)
+
+
+def test_damaged_pickle_of_an_item(copy: Path) -> None:
+    """A pickle that makes no sense is found without its checksum being computed."""
+    flip_pickle(copy, "model.weight", 1, 0x40)
+    assert codes(copy, "directory") == {"RD832"}
+    assert codes(copy) == {"RD832", "RD841"}
+
+
+def test_item_with_fewer_bytes_than_its_tensor(copy: Path) -> None:
+    """A storage, or strides, that reach past the end of the record are found without reading the record."""
+    pickled = archive_of(copy, "model.weight")
+    at = pickled.index(b"K\x14t") - pickled.index(b"\x80\x02")  # 20 elements in its storage
+    flip_pickle(copy, "model.weight", at + 1, 0x40)
+    (finding,) = [one for one in rd.verify_checkpoint(copy, "directory").findings if one.code != "RD851"]
+    assert (finding.code, finding.expected, finding.found) == ("RD834", "336 bytes in data/0", "80")
+
+
+def test_temporary_file_is_noted(copy: Path) -> None:
+    """What a save that died leaves beside a good checkpoint is a note."""
+    (copy / ".metadata.tmp").write_bytes(b"")
+    assert codes(copy, "structure") == {"RD828"}
+    assert rd.verify_checkpoint(copy).verdict == "sound"
+
+
+def test_tensor_that_is_cut_irregularly(copy: Path) -> None:
+    """Forged chunks that no grid fits are not called a cover."""
+    with edited_metadata(copy) as metadata:
+        rng = np.random.default_rng(0)
+        tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([2**61] * 8), [])
+        for _ in range(200):
+            offsets = torch.Size(rng.integers(0, 2**60, 8).tolist())
+            tensor.chunks.append(ChunkStorageMetadata(offsets, torch.Size([1] * 8)))
+        metadata.state_dict_metadata["model.bias"] = tensor
+    assert {"RD818", "RD814"} <= codes(copy, "structure")
+
+
+def test_entry_that_is_stored_twice(copy: Path) -> None:
+    """Two storage entries for one chunk are found, which torch's own classes cannot even express."""
+    data = (copy / ".metadata").read_bytes()
+    metadata = parse_metadata(data)
+    findings = Findings()
+    check_metadata(metadata._replace(items=(*metadata.items, metadata.items[-1])), findings)
+    assert [one.code for one in findings.found] == ["RD816"]
+
+
+def test_many_findings_are_counted(copy: Path) -> None:
+    """Of a finding that occurs everywhere the first fifty are listed, and the others are counted."""
+    findings = Findings()
+    for number in range(60):
+        findings.add("RD841", key=str(number), expected="one", found="other")
+    assert (len(findings.sorted()), findings.omitted["RD841"]) == (50, 10)
+
+
+def test_large_tensor_is_checked_in_windows(tmp_path: Path) -> None:
+    """A tensor of many windows is sound, and a flip in any of its bytes is found where it is."""
+    path = save(tmp_path / "checkpoint", {"large": torch.zeros(5 * 2**20, dtype=torch.int32)})
+    assert rd.verify_checkpoint(path).checked_bytes > 20 * 2**20
+    for at in (0, 2**23 - 1, 2**23, 20 * 2**20 - 1):
+        flip(path / DATA_FILE, payload_at(path, "large") + at)
+        assert codes(path) == {"RD841"}
+        flip(path / DATA_FILE, payload_at(path, "large") + at)
+
+
+def test_documentation_lists_all_findings() -> None:
+    """The table in docs/checkpoint.md is the table in the code."""
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "checkpoint.md").read_text()
+    for code, kind in KINDS.items():
+        assert (len(code), kind.severity in SEVERITIES, kind.remedy[-1]) == (5, True, ".")
+        assert f"| {code} | {kind.severity} | {kind.title} | {kind.remedy} |" in page
