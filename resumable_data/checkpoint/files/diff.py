@@ -145,16 +145,16 @@ class _Side:
             return f"digest {digest}"
         one = self.keys[key]
         contents = self._contents.get(key, [])
-        if not contents or not all(content.archive.has_checksums for content in contents):
+        if not contents or not all(content.has_checksums for content in contents):
             return None
         if not isinstance(one, TensorKey):
-            return f"CRC32 {contents[0].archive.payload_crc32:08x}"
+            return f"CRC32 {contents[0].crc32:08x}"
         crc32 = _combined(one, contents)
         if crc32 is not None:
             return f"CRC32 {crc32:08x}"
         if self._cuts(key) != other._cuts(key):
             return None
-        crcs = sorted((content.item.offsets or (), content.archive.payload_crc32) for content in contents)
+        crcs = sorted((content.item.offsets or (), content.crc32) for content in contents)
         return "CRC32 of chunks " + " ".join(f"{crc32:08x}" for _, crc32 in crcs)
 
     def _cuts(self, key: str) -> dict[tuple[int, ...] | None, TensorLayout | None]:
@@ -177,7 +177,7 @@ def _combined(tensor: TensorKey, contents: Sequence[ItemContent]) -> int | None:
         num_bytes = layout.num_elements * ITEM_BYTES[layout.dtype]
         if num_bytes != layout.record_bytes:
             return None
-        value = crc32_combine(value, content.archive.payload_crc32, num_bytes)
+        value = crc32_combine(value, content.crc32, num_bytes)
         at += layout.shape[0] if layout.shape else 1
     return value
 

@@ -8,11 +8,13 @@ import os
 import pathlib
 import pickle
 import shutil
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
 import resumable_data as rd
@@ -441,6 +443,13 @@ def test_single_file(tmp_path: Path) -> None:
     assert [one.code for one in rd.verify_checkpoint(path).findings] == ["RD831"]
 
 
+def test_single_file_of_old(tmp_path: Path) -> None:
+    """A file in the format before archives is not called damaged, and not sound either."""
+    torch.save({"weight": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    report = rd.verify_checkpoint(tmp_path / "old.pt")
+    assert (report.verdict, [one.code for one in report.findings]) == ("unproven", ["RD836"])
+
+
 def test_nothing_to_check(tmp_path: Path) -> None:
     """A path that leads nowhere, or to a pipe, is an error; so is a level that does not exist."""
     with pytest.raises(CheckpointError, match="found nothing"):
@@ -527,3 +536,33 @@ def test_documentation_lists_all_findings() -> None:
     for code, kind in KINDS.items():
         assert (len(code), kind.severity in SEVERITIES, kind.remedy[-1]) == (5, True, ".")
         assert f"| {code} | {kind.severity} | {kind.title} | {kind.remedy} |" in page
+
+
+def test_keys_of_another_planner_are_let_be(copy: Path) -> None:
+    """Places that a planner names in its own way are not held against the flat keys."""
+    with edited_metadata(copy) as metadata:
+        metadata.planner_data = {key: ("other", key) for key in metadata.planner_data}
+    assert codes(copy, "structure") == set()
+
+
+def test_state_that_is_not_flattened(tmp_path: Path) -> None:
+    """A checkpoint of a planner that keeps no places is sound."""
+    path = tmp_path / "checkpoint"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+        dcp.save({"weight": torch.ones(2), "a": 1}, checkpoint_id=path, no_dist=True, planner=planner)
+    assert codes(path) == set()
+
+
+def test_several_files_of_one_rank(tmp_path: Path) -> None:
+    """What several threads of one rank write, a file each, is sound; a file that is lost is found."""
+    path = tmp_path / "checkpoint"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        writer = dcp.FileSystemWriter(path, single_file_per_rank=False, thread_count=2)
+        dcp.save({"a": torch.ones(2), "b": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    assert rd.verify_checkpoint(path).files == 2
+    assert codes(path) == set()
+    (path / "__0_1.distcp").unlink()
+    assert codes(path) == {"RD821"}
