@@ -88,14 +88,14 @@ def diff_checkpoints(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Ch
             texts = [
                 f"{what}, {content}" if content else what for what, content in zip(described, contents, strict=True)
             ]
-            differ.append(KeyDifference(key=key, a=texts[0], b=texts[1]))
+            differ.append(KeyDifference(key=shown(key), a=texts[0], b=texts[1]))
         elif None in contents:
-            not_compared.append(key)
+            not_compared.append(shown(key))
         else:
             same += 1
     return CheckpointDiff(
-        only_in_a=tuple(sorted(first.keys.keys() - second.keys.keys())),
-        only_in_b=tuple(sorted(second.keys.keys() - first.keys.keys())),
+        only_in_a=tuple(map(shown, sorted(first.keys.keys() - second.keys.keys()))),
+        only_in_b=tuple(map(shown, sorted(second.keys.keys() - first.keys.keys()))),
         differ=tuple(differ),
         same=same,
         not_compared=tuple(not_compared),
@@ -191,5 +191,5 @@ def _diff_cursors(a: dict[str, Cursor], b: dict[str, Cursor]) -> tuple[KeyDiffer
         for field in one.__struct_fields__:
             values = getattr(one, field), getattr(other, field)
             if values[0] != values[1]:
-                differences.append(KeyDifference(key=f"{key}: {field}", a=f"{values[0]}", b=f"{values[1]}"))
+                differences.append(KeyDifference(key=shown(f"{key}: {field}"), a=f"{values[0]}", b=f"{values[1]}"))
     return tuple(differences)

@@ -76,7 +76,7 @@ def find_latest(root: str | os.PathLike[str], level: str = "payload") -> LatestR
             passed_over.append(PassedOver(path=shown(path), verdict="unreadable", reason=str(error)))
             continue
         if report.exit_code == 0:
-            found = str(path)
+            found = shown(path)
             break
         passed_over.append(PassedOver(path=shown(path), verdict=report.verdict, reason=report.reason))
     return LatestReport(root=shown(root), level=level, path=found, passed_over=tuple(passed_over))

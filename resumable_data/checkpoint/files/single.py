@@ -107,5 +107,5 @@ def _cursors(path: Path, archive: Archive, tensors: dict[str, TensorLayout], fin
     for key, layout in tensors.items():
         cursor = read_cursor(path, key, archive.find(layout.record), layout, findings) if is_cursor_key(key) else None
         if cursor is not None:
-            found[key] = cursor
+            found[shown(key)] = cursor
     return found

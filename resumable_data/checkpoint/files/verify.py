@@ -98,7 +98,7 @@ def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> C
         checked_bytes=checker.num_checked_bytes if checker else 0,
         crc_library=checker.crc_library if checker and level == "payload" else "",
         has_manifest=scan.manifest is not None,
-        cursors=dict(scan.cursors),
+        cursors={shown(key): cursor for key, cursor in scan.cursors.items()},
         findings=findings.sorted(),
         omitted=dict(findings.omitted),
     )

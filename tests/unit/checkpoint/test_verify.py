@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 import resumable_data as rd
 from resumable_data.checkpoint.files.findings import KINDS, Findings
 from resumable_data.checkpoint.files.metadata import parse_metadata
+from resumable_data.checkpoint.files.show import summarize_checkpoint
 from resumable_data.checkpoint.files.structure import check_metadata
 from resumable_data.checkpoint.manifest import MANIFEST_NAME
 from resumable_data.errors import CheckpointError, UsageError
@@ -566,3 +567,18 @@ def test_several_files_of_one_rank(tmp_path: Path) -> None:
     assert codes(path) == set()
     (path / "__0_1.distcp").unlink()
     assert codes(path) == {"RD821"}
+
+
+def test_names_that_do_not_print(copy: Path) -> None:
+    """Keys and files with line breaks and halves of characters in their names are escaped in every form of a report."""
+    with edited_metadata(copy) as metadata:
+        index = next(index for index in metadata.storage_data if index.fqn == "loader.resumable_data.cursor")
+        for table in (metadata.state_dict_metadata, metadata.planner_data):
+            table["\ud800\n.resumable_data.cursor"] = table.pop("loader.resumable_data.cursor")
+        object.__setattr__(index, "fqn", "\ud800\n.resumable_data.cursor")
+        edit_place("model.bias", relative_path="\ud800\n")(metadata)
+    report = rd.verify_checkpoint(copy)
+    assert list(report.cursors) == ["\\ud800\\n.resumable_data.cursor"]
+    assert b"ud800" in report.to_json()
+    assert "\n\n.res" not in report.to_text()
+    assert b"ud800" in summarize_checkpoint(copy).to_json()
