@@ -117,4 +117,5 @@ def place_of(path: Path, key: str) -> Any:
 def archive_of(path: Path, key: str) -> bytes:
     """The archive of a key's first item."""
     place = place_of(path, key)
-    return (path / place.relative_path).read_bytes()[place.offset : place.offset + place.length]
+    data: bytes = (path / str(place.relative_path)).read_bytes()
+    return data[place.offset : place.offset + place.length]

@@ -79,7 +79,7 @@ def _latest(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(report).decode())
         return int(report.path is None)
-    print(f"none of the checkpoints in {report.root} verifies" if report.path is None else shown(report.path))
+    print(f"none of the checkpoints in {report.root} verifies" if report.path is None else report.path)
     for one in report.passed_over:
         print(f"  passed over {one.path}: {one.verdict}: {one.reason}")
     return int(report.path is None)
@@ -97,10 +97,10 @@ def _diff(args: argparse.Namespace) -> int:
 def _diff_lines(found: CheckpointDiff, a: str, b: str) -> list[str]:
     lines = [f"the same: {found.same} keys" if found.is_same else f"{found.same} keys are the same"]
     for name, keys in ((f"only in {a}", found.only_in_a), (f"only in {b}", found.only_in_b)):
-        lines += [f"  {name}: {shown(key)}" for key in keys[:_SHOWN]]
+        lines += [f"  {name}: {key}" for key in keys[:_SHOWN]]
     for one in (*found.cursors, *found.differ)[:_SHOWN]:
-        lines += [f"  {shown(one.key)}", f"    {a}: {shown(one.a)}", f"    {b}: {shown(one.b)}"]
-    lines += [f"  contents not compared: {shown(key)}" for key in found.not_compared[:_SHOWN]]
+        lines += [f"  {one.key}", f"    {a}: {shown(one.a)}", f"    {b}: {shown(one.b)}"]
+    lines += [f"  contents not compared: {key}" for key in found.not_compared[:_SHOWN]]
     left = sum(
         max(0, len(keys) - _SHOWN) for keys in (found.only_in_a, found.only_in_b, found.differ, found.not_compared)
     )

@@ -38,19 +38,23 @@ def make_job(tensor_parallel: int) -> tuple[torch.nn.Module, torch.optim.Optimiz
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
+def job_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
 def save(path: str, tensor_parallel: int, updates: int, load_from: str = "") -> None:
     """Train and save; or load a checkpoint and save what was loaded."""
     model, optimizer = make_job(tensor_parallel)
     if load_from:
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        state = job_state(model, optimizer)
         dcp.load(state, checkpoint_id=load_from)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for _ in range(updates):
         model(torch.randn(3, 6)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    dcp.save(state, checkpoint_id=path)
+    dcp.save(job_state(model, optimizer), checkpoint_id=path)
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def check_checksums(manifest: Manifest, contents: Iterable[ItemContent], finding
     listed = {(manifest.files[item.file].name, item.offset): item.crc32 for item in manifest.items}
     for content in contents:
         item = content.item
-        expected, found = listed.get((item.file, item.start)), content.archive.payload_crc32
+        expected, found = listed.get((item.file, item.start)), content.crc32
         if expected is not None and expected != found:
             findings.add(
                 "RD856",

@@ -26,17 +26,21 @@ _ORDERS = (b"little", b"big")
 
 
 class ItemContent(NamedTuple):
-    """An item and the archive that it is.
+    """An item, and what is kept of the archive that it is.
 
     Attributes:
         item: The item.
-        archive: Its records.
         layout: Of a tensor, how it lies in its record; None for objects.
+        record: Of a tensor, that record.
+        crc32: What identifies the contents, see `Archive.payload_crc32`.
+        has_checksums: Whether the archive records checksums.
     """
 
     item: StorageItem
-    archive: Archive
     layout: TensorLayout | None
+    record: Record | None
+    crc32: int
+    has_checksums: bool
 
 
 class ExpectedTensor(NamedTuple):
@@ -106,7 +110,8 @@ class ArchiveChecker:
         except PickleFormatError as error:
             self._note("RD832", item, "a pickle", str(error))
             return None
-        content = ItemContent(item, archive, layout)
+        record = None if layout is None else archive.find(layout.record)
+        content = ItemContent(item, layout, record, archive.payload_crc32, archive.has_checksums)
         if expected is not None:
             self._check_tensor(content, expected)
         elif names:
@@ -130,17 +135,16 @@ class ArchiveChecker:
         return known
 
     def _check_tensor(self, content: ItemContent, expected: ExpectedTensor) -> None:
-        item, archive, layout = content
+        item, layout = content.item, content.layout
         if layout is None:
             self._note("RD836", item, "a plain tensor", "one of another class, of which only the checksums are checked")
         elif (layout.dtype, layout.shape) != expected:
             found = f"{layout.dtype} of sizes {list(layout.shape)}"
             self._note("RD833", item, f"{expected.dtype} of sizes {list(expected.sizes)}", found)
         else:
-            self._check_room(item, archive, layout)
+            self._check_room(item, content.record, layout)
 
-    def _check_room(self, item: StorageItem, archive: Archive, layout: TensorLayout) -> None:
-        record = archive.find(layout.record)
+    def _check_room(self, item: StorageItem, record: Record | None, layout: TensorLayout) -> None:
         size = 0 if record is None else record.size
         if size != layout.record_bytes or layout.stop_bytes > size or layout.num_elements > size // _item_bytes(layout):
             needed = max(layout.record_bytes, layout.stop_bytes, layout.num_elements * _item_bytes(layout))

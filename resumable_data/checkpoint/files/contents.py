@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.files.archives import ItemContent
     from resumable_data.checkpoint.files.findings import Findings
     from resumable_data.checkpoint.files.tensors import TensorLayout
-    from resumable_data.checkpoint.files.zips import Archive
+    from resumable_data.checkpoint.files.zips import Record
 
 
 def is_cursor_key(key: str) -> bool:
@@ -31,15 +31,14 @@ def read_cursors(path: Path, contents: Iterable[ItemContent], findings: Findings
         item, layout = content.item, content.layout
         if layout is None or not is_cursor_key(item.key):
             continue
-        cursor = read_cursor(path / item.file, item.key, content.archive, layout, findings)
+        cursor = read_cursor(path / item.file, item.key, content.record, layout, findings)
         if cursor is not None:
             cursors[item.key] = cursor
     return cursors
 
 
-def read_cursor(path: Path, key: str, archive: Archive, layout: TensorLayout, findings: Findings) -> Cursor | None:
+def read_cursor(path: Path, key: str, record: Record | None, layout: TensorLayout, findings: Findings) -> Cursor | None:
     """The cursor in a tensor; None, and a finding, where it holds none."""
-    record = archive.find(layout.record)
     try:
         if record is None or layout.shape != (STATE_NUM_BYTES,) or layout.dtype != "uint8" or not layout.is_row_major:
             raise PickleFormatError(f"{layout.dtype} of sizes {list(layout.shape)}")

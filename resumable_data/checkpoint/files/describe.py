@@ -41,7 +41,7 @@ def describe_directory(path: Path) -> Described:
             f"{worst.found}). It gets no manifest, so that nobody takes it for whole. Save again into a new directory."
         )
     names = sorted(scan.files)
-    crcs = {(content.item.file, content.item.start): content.archive.payload_crc32 for content in scan.contents}
+    crcs = {(content.item.file, content.item.start): content.crc32 for content in scan.contents}
     index = {name: at for at, name in enumerate(names)}
     items = [
         ItemEntry(index[name], item.start, item.length, crcs.get((name, item.start), 0))

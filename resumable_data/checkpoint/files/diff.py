@@ -88,14 +88,14 @@ def diff_checkpoints(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Ch
             texts = [
                 f"{what}, {content}" if content else what for what, content in zip(described, contents, strict=True)
             ]
-            differ.append(KeyDifference(key=key, a=texts[0], b=texts[1]))
+            differ.append(KeyDifference(key=shown(key), a=texts[0], b=texts[1]))
         elif None in contents:
-            not_compared.append(key)
+            not_compared.append(shown(key))
         else:
             same += 1
     return CheckpointDiff(
-        only_in_a=tuple(sorted(first.keys.keys() - second.keys.keys())),
-        only_in_b=tuple(sorted(second.keys.keys() - first.keys.keys())),
+        only_in_a=tuple(map(shown, sorted(first.keys.keys() - second.keys.keys()))),
+        only_in_b=tuple(map(shown, sorted(second.keys.keys() - first.keys.keys()))),
         differ=tuple(differ),
         same=same,
         not_compared=tuple(not_compared),
@@ -145,16 +145,16 @@ class _Side:
             return f"digest {digest}"
         one = self.keys[key]
         contents = self._contents.get(key, [])
-        if not contents or not all(content.archive.has_checksums for content in contents):
+        if not contents or not all(content.has_checksums for content in contents):
             return None
         if not isinstance(one, TensorKey):
-            return f"CRC32 {contents[0].archive.payload_crc32:08x}"
+            return f"CRC32 {contents[0].crc32:08x}"
         crc32 = _combined(one, contents)
         if crc32 is not None:
             return f"CRC32 {crc32:08x}"
         if self._cuts(key) != other._cuts(key):
             return None
-        crcs = sorted((content.item.offsets or (), content.archive.payload_crc32) for content in contents)
+        crcs = sorted((content.item.offsets or (), content.crc32) for content in contents)
         return "CRC32 of chunks " + " ".join(f"{crc32:08x}" for _, crc32 in crcs)
 
     def _cuts(self, key: str) -> dict[tuple[int, ...] | None, TensorLayout | None]:
@@ -177,7 +177,7 @@ def _combined(tensor: TensorKey, contents: Sequence[ItemContent]) -> int | None:
         num_bytes = layout.num_elements * ITEM_BYTES[layout.dtype]
         if num_bytes != layout.record_bytes:
             return None
-        value = crc32_combine(value, content.archive.payload_crc32, num_bytes)
+        value = crc32_combine(value, content.crc32, num_bytes)
         at += layout.shape[0] if layout.shape else 1
     return value
 
@@ -191,5 +191,5 @@ def _diff_cursors(a: dict[str, Cursor], b: dict[str, Cursor]) -> tuple[KeyDiffer
         for field in one.__struct_fields__:
             values = getattr(one, field), getattr(other, field)
             if values[0] != values[1]:
-                differences.append(KeyDifference(key=f"{key}: {field}", a=f"{values[0]}", b=f"{values[1]}"))
+                differences.append(KeyDifference(key=shown(f"{key}: {field}"), a=f"{values[0]}", b=f"{values[1]}"))
     return tuple(differences)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from resumable_data.checkpoint.files.opening import list_names
 from resumable_data.checkpoint.files.report import LEVELS
 from resumable_data.checkpoint.files.verify import verify_checkpoint
 from resumable_data.errors import CheckpointError, UsageError
@@ -75,20 +76,14 @@ def find_latest(root: str | os.PathLike[str], level: str = "payload") -> LatestR
             passed_over.append(PassedOver(path=shown(path), verdict="unreadable", reason=str(error)))
             continue
         if report.exit_code == 0:
-            found = str(path)
+            found = shown(path)
             break
         passed_over.append(PassedOver(path=shown(path), verdict=report.verdict, reason=report.reason))
     return LatestReport(root=shown(root), level=level, path=found, passed_over=tuple(passed_over))
 
 
 def _list_newest_first(root: Path) -> list[_Entry]:
-    try:
-        names = os.listdir(root)
-    except OSError as error:
-        raise CheckpointError(
-            f"expected a directory of checkpoints at {shown(root)}, found none that can be listed ({error.strerror}). "
-            "Nothing was checked; give the directory in which each checkpoint has a directory of its own."
-        ) from None
+    names = list_names(root)
     entries = [
         _Entry(tuple(map(int, _NUMBER.findall(name))), name)
         for name in names

@@ -88,6 +88,21 @@ def read_small(path: Path, max_bytes: int) -> bytes | None:
         return None
 
 
+def list_names(path: Path) -> list[str]:
+    """The names in a directory, in order.
+
+    Raises:
+        CheckpointError: It cannot be listed.
+    """
+    try:
+        return sorted(os.listdir(path))
+    except OSError as error:
+        raise CheckpointError(
+            f"{shown(path)}: expected a directory that can be listed, found none ({error.strerror}). Nothing was "
+            "checked. Make it readable, or name another."
+        ) from None
+
+
 def unreadable(path: Path, found: str) -> CheckpointError:
     """The error for a file that cannot be read as one of a checkpoint."""
     return CheckpointError(

@@ -121,14 +121,14 @@ class _Machine:
             elif code == 0x68:  # BINGET
                 stack.append(memo[data[at]])
                 at += 1
+            elif code == 0x81 or code == 0x52:  # NEWOBJ, REDUCE
+                args = stack.pop()
+                stack[-1] = Object(stack[-1], args)
             elif code == 0x4B:  # BININT1
                 stack.append(data[at])
                 at += 1
             elif code == 0x28:  # MARK
                 marks.append(len(stack))
-            elif code == 0x81 or code == 0x52:  # NEWOBJ, REDUCE
-                args = stack.pop()
-                stack[-1] = Object(stack[-1], args)
             elif code == 0x7D:  # EMPTY_DICT
                 stack.append({})
             elif code == 0x29:  # EMPTY_TUPLE
@@ -211,10 +211,10 @@ def _set_items(machine: _Machine) -> None:
     if len(values) % 2:
         raise PickleFormatError(f"at byte {machine.at}: a key without a value")
     target = machine.top(dict)
-    keys = values[::2]
-    if any(type(key) is not str and type(key) is not Object for key in keys):
-        keys = [_key(key) for key in keys]
-    target.update(zip(keys, values[1::2], strict=True))
+    rest = iter(values)
+    for key in rest:
+        kind = type(key)
+        target[key if kind is str or kind is Object else _key(key)] = next(rest)
 
 
 def _set_item(machine: _Machine) -> None:

@@ -127,8 +127,8 @@ def summarize_checkpoint(path: str | os.PathLike[str]) -> CheckpointSummary:
         path=shown(path),
         keys=keys,
         prefixes=_prefixes(keys),
-        files=dict(sorted(Counter(item.file for item in scan.metadata.items).items())),
-        cursors=dict(scan.cursors),
+        files=dict(sorted(Counter(shown(item.file) for item in scan.metadata.items).items())),
+        cursors={shown(key): cursor for key, cursor in scan.cursors.items()},
         manifest=None if scan.manifest is None else _summarize_manifest(scan.manifest),
     )
 

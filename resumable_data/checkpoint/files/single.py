@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from resumable_data.cursor import Cursor
 
+_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+"""How a file begins that is a row of pickles: ``torch.save(_use_new_zipfile_serialization=False)``."""
+
 
 def verify_file(path: Path, level: str) -> CheckpointReport:
     """Check one file of `torch.save`; the directory of its archive is read at every level.
@@ -33,7 +36,12 @@ def verify_file(path: Path, level: str) -> CheckpointReport:
     try:
         with open_file(path) as file:
             window = Window(file, 0, file.size)
-            archive = checker.read(window, file=path.name)
+            if window.read(0, min(len(_LEGACY), file.size)) == _LEGACY:
+                found = "the format of torch before 1.6, which has no checksums"
+                findings.add("RD836", file=path.name, expected="a zip archive", found=found)
+                archive = None
+            else:
+                archive = checker.read(window, file=path.name)
             if archive is not None:
                 tensors = _read_tensors(window, archive, path.name, findings)
     except FileNotFoundError:
@@ -97,7 +105,7 @@ def _read_tensors(window: Window, archive: Archive, name: str, findings: Finding
 def _cursors(path: Path, archive: Archive, tensors: dict[str, TensorLayout], findings: Findings) -> dict[str, Cursor]:
     found = {}
     for key, layout in tensors.items():
-        cursor = read_cursor(path, key, archive, layout, findings) if is_cursor_key(key) else None
+        cursor = read_cursor(path, key, archive.find(layout.record), layout, findings) if is_cursor_key(key) else None
         if cursor is not None:
-            found[key] = cursor
+            found[shown(key)] = cursor
     return found

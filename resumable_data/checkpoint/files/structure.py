@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from resumable_data.checkpoint.files.cover import check_cover
 from resumable_data.checkpoint.files.metadata import METADATA_NAME
+from resumable_data.checkpoint.files.opening import list_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from resumable_data.checkpoint.files.findings import Findings
@@ -83,15 +84,16 @@ def _at(offsets: tuple[int, ...] | None) -> str:
 
 
 def _check_paths(metadata: Metadata, findings: Findings) -> None:
-    if metadata.paths is None:
-        return
+    paths = metadata.paths or {}
+    misspelt = {key: path for key, path in paths.items() if ".".join(map(str, path)) != key}
+    if 2 * len(misspelt) >= len(paths):
+        return  # another planner than DCP's own, which has its own names for places
     keys = metadata.tensors.keys() | metadata.objects
-    for key in sorted(keys ^ metadata.paths.keys()):
+    for key in sorted(keys ^ paths.keys()):
         found = "only the one" if key in keys else "only the other"
         findings.add("RD817", key=key, expected="both the state's key and its place", found=found)
-    for key, path in metadata.paths.items():
-        if ".".join(map(str, path)) != key:
-            findings.add("RD817", key=key, expected="a place that spells the key", found=".".join(map(str, path)))
+    for key, path in misspelt.items():
+        findings.add("RD817", key=key, expected="a place that spells the key", found=".".join(map(str, path)))
 
 
 def check_files(path: Path, metadata: Metadata, findings: Findings) -> dict[str, list[StorageItem]]:
@@ -160,9 +162,9 @@ def _file_size(path: Path, name: str, num_items: int, findings: Findings) -> int
     return status.st_size
 
 
-def _note_others(path: Path, named: object, findings: Findings) -> None:
-    for entry in sorted(os.listdir(path)):
+def _note_others(path: Path, named: Collection[str], findings: Findings) -> None:
+    for entry in list_names(path):
         if entry.endswith(".tmp"):
             findings.add("RD828", file=entry, expected="none", found="one")
-        elif entry.endswith((DATA_SUFFIX, METADATA_NAME)) and entry != METADATA_NAME and entry not in named:  # type: ignore[operator]
+        elif entry.endswith((DATA_SUFFIX, METADATA_NAME)) and entry != METADATA_NAME and entry not in named:
             findings.add("RD827", file=entry, expected="files that .metadata names", found="another")

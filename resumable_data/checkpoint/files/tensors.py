@@ -16,17 +16,11 @@ _TENSORS = {(_UTILS, "_rebuild_tensor_v2"), (_UTILS, "_rebuild_tensor_v3")}
 _PARAMETERS = {(_UTILS, "_rebuild_parameter"), (_UTILS, "_rebuild_parameter_with_state")}
 _MAX_SIZE = 2**63
 
+_BUILTINS = ("bytearray", "bytes", "complex", "dict", "frozenset", "list", "set", "slice", "tuple")
 _PLAIN = {
+    *((module, name) for module in ("builtins", "__builtin__") for name in _BUILTINS),  # protocol 2 has the old name
     ("_codecs", "encode"),
     ("_io", "BytesIO"),
-    ("builtins", "bytearray"),
-    ("builtins", "complex"),
-    ("builtins", "dict"),
-    ("builtins", "frozenset"),
-    ("builtins", "list"),
-    ("builtins", "set"),
-    ("builtins", "slice"),
-    ("builtins", "tuple"),
     ("collections", "Counter"),
     ("collections", "OrderedDict"),
     ("collections", "defaultdict"),

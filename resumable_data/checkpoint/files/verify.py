@@ -14,7 +14,7 @@ from resumable_data.checkpoint.files.contents import is_cursor_key, read_cursors
 from resumable_data.checkpoint.files.dtypes import ITEM_BYTES
 from resumable_data.checkpoint.files.findings import Findings, judge_checkpoint
 from resumable_data.checkpoint.files.metadata import MAX_METADATA_BYTES, METADATA_NAME, Metadata, parse_metadata
-from resumable_data.checkpoint.files.opening import read_small
+from resumable_data.checkpoint.files.opening import list_names, read_small
 from resumable_data.checkpoint.files.pickles import ForbiddenGlobalError, PickleFormatError
 from resumable_data.checkpoint.files.report import LEVELS, CheckpointReport
 from resumable_data.checkpoint.files.single import verify_file
@@ -98,7 +98,7 @@ def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> C
         checked_bytes=checker.num_checked_bytes if checker else 0,
         crc_library=checker.crc_library if checker and level == "payload" else "",
         has_manifest=scan.manifest is not None,
-        cursors=dict(scan.cursors),
+        cursors={shown(key): cursor for key, cursor in scan.cursors.items()},
         findings=findings.sorted(),
         omitted=dict(findings.omitted),
     )
@@ -172,7 +172,7 @@ def _read_metadata(path: Path, findings: Findings) -> tuple[bytes, Metadata | No
     except (CheckpointError, PickleFormatError) as error:
         findings.add("RD802", file=METADATA_NAME, expected="the metadata of a checkpoint", found=str(error))
     else:
-        names = os.listdir(path)
+        names = list_names(path)
         ranks = sum(bool(_RANK_METADATA.fullmatch(name)) for name in names)
         if ranks:
             findings.add("RD804", expected=METADATA_NAME, found=f"{ranks} files of single ranks")

@@ -47,7 +47,7 @@ def damage(rng: np.random.Generator, path: Path) -> str:
     return f"{how} {name} at {at}"
 
 
-def loaded(path: Path) -> dict[str, Any]:
+def loaded(path: Path) -> dict[Any, Any]:
     """All that torch reads from a checkpoint: every tensor's bytes, every object, every place."""
     state = {**odd_state(), "expanded": torch.zeros(5)}  # torch cannot load into a tensor that is expanded
     metadata = pickle.loads((path / ".metadata").read_bytes())

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
+import pathlib
 import pickle
 import shutil
+import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
 import resumable_data as rd
+from resumable_data.checkpoint.files.findings import KINDS, Findings
+from resumable_data.checkpoint.files.metadata import parse_metadata
+from resumable_data.checkpoint.files.show import summarize_checkpoint
+from resumable_data.checkpoint.files.structure import check_metadata
 from resumable_data.checkpoint.manifest import MANIFEST_NAME
 from resumable_data.errors import CheckpointError, UsageError
-from tests.checkpoints import DATA_FILE, add_manifest, edited_metadata, flip, odd_state, place_of, save, trained_loader
+from resumable_data.findings import SEVERITIES
+from tests.checkpoints import (
+    DATA_FILE,
+    add_manifest,
+    archive_of,
+    edited_metadata,
+    flip,
+    odd_state,
+    place_of,
+    save,
+    trained_loader,
+)
 from tests.files import overwrite
 
 if TYPE_CHECKING:
@@ -344,6 +364,27 @@ def test_malicious_object_runs_nothing(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+def test_plain_objects_are_not_called_code(tmp_path: Path) -> None:
+    """Containers, numbers, bytes, arrays and dates of the standard kinds are data, in either kind of file."""
+    objects = {
+        "set": {1, 2},
+        "bytes": [b"", b"abc", bytearray(b"x")],
+        "complex": 1j,
+        "ordered": collections.OrderedDict(a=1),
+        "array": np.arange(3),
+        "scalar": np.float64(1.5),
+        "path": pathlib.Path("a/b"),
+        "size": torch.Size([1, 2]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+        "pairs": {(1, 2): 3},
+        "large": 2**100,
+    }
+    assert codes(save(tmp_path / "checkpoint", {"objects": list(objects.items())})) == set()
+    torch.save(objects, tmp_path / "file.pt")
+    assert codes(tmp_path / "file.pt") == {"RD871"}
+
+
 def test_files_of_two_saves(tmp_path: Path) -> None:
     """Data of another step under this step's metadata is seen by the manifest, with no contents read."""
     old, new = save(tmp_path / "old", odd_state(3)), save(tmp_path / "new", odd_state(4))
@@ -403,6 +444,13 @@ def test_single_file(tmp_path: Path) -> None:
     assert [one.code for one in rd.verify_checkpoint(path).findings] == ["RD831"]
 
 
+def test_single_file_of_old(tmp_path: Path) -> None:
+    """A file in the format before archives is not called damaged, and not sound either."""
+    torch.save({"weight": torch.ones(3)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    report = rd.verify_checkpoint(tmp_path / "old.pt")
+    assert (report.verdict, [one.code for one in report.findings]) == ("unproven", ["RD836"])
+
+
 def test_nothing_to_check(tmp_path: Path) -> None:
     """A path that leads nowhere, or to a pipe, is an error; so is a level that does not exist."""
     with pytest.raises(CheckpointError, match="found nothing"):
@@ -412,3 +460,125 @@ def test_nothing_to_check(tmp_path: Path) -> None:
         rd.verify_checkpoint(tmp_path / "pipe")
     with pytest.raises(UsageError, match="level"):
         rd.verify_checkpoint(tmp_path, "deep")
+
+
+def flip_pickle(path: Path, key: str, offset: int, mask: int) -> None:
+    """Change a byte of an item's pickle, counted from its beginning."""
+    place = place_of(path, key)
+    at = (path / DATA_FILE).read_bytes().index(b"\x80\x02", place.offset)
+    flip(path / DATA_FILE, at + offset, mask)
+
+
+def test_damaged_pickle_of_an_item(copy: Path) -> None:
+    """A pickle that makes no sense is found without its checksum being computed."""
+    flip_pickle(copy, "model.weight", 1, 0x40)
+    assert codes(copy, "directory") == {"RD832"}
+    assert codes(copy) == {"RD832", "RD841"}
+
+
+def test_item_with_fewer_bytes_than_its_tensor(copy: Path) -> None:
+    """A storage, or strides, that reach past the end of the record are found without reading the record."""
+    pickled = archive_of(copy, "model.weight")
+    at = pickled.index(b"K\x14t") - pickled.index(b"\x80\x02")  # 20 elements in its storage
+    flip_pickle(copy, "model.weight", at + 1, 0x40)
+    (finding,) = [one for one in rd.verify_checkpoint(copy, "directory").findings if one.code != "RD851"]
+    assert (finding.code, finding.expected, finding.found) == ("RD834", "336 bytes in data/0", "80")
+
+
+def test_temporary_file_is_noted(copy: Path) -> None:
+    """What a save that died leaves beside a good checkpoint is a note."""
+    (copy / ".metadata.tmp").write_bytes(b"")
+    assert codes(copy, "structure") == {"RD828"}
+    assert rd.verify_checkpoint(copy).verdict == "sound"
+
+
+def test_tensor_that_is_cut_irregularly(copy: Path) -> None:
+    """Forged chunks that no grid fits are not called a cover."""
+    with edited_metadata(copy) as metadata:
+        rng = np.random.default_rng(0)
+        tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([2**61] * 8), [])
+        for _ in range(200):
+            offsets = torch.Size(rng.integers(0, 2**60, 8).tolist())
+            tensor.chunks.append(ChunkStorageMetadata(offsets, torch.Size([1] * 8)))
+        metadata.state_dict_metadata["model.bias"] = tensor
+    assert {"RD818", "RD814"} <= codes(copy, "structure")
+
+
+def test_entry_that_is_stored_twice(copy: Path) -> None:
+    """Two storage entries for one chunk are found, which torch's own classes cannot even express."""
+    data = (copy / ".metadata").read_bytes()
+    metadata = parse_metadata(data)
+    findings = Findings()
+    check_metadata(metadata._replace(items=(*metadata.items, metadata.items[-1])), findings)
+    assert [one.code for one in findings.found] == ["RD816"]
+
+
+def test_many_findings_are_counted(copy: Path) -> None:
+    """Of a finding that occurs everywhere the first fifty are listed, and the others are counted."""
+    findings = Findings()
+    for number in range(60):
+        findings.add("RD841", key=str(number), expected="one", found="other")
+    assert (len(findings.sorted()), findings.omitted["RD841"]) == (50, 10)
+
+
+def test_large_tensor_is_checked_in_windows(tmp_path: Path) -> None:
+    """A tensor of many windows is sound, and a flip in any of its bytes is found where it is."""
+    path = save(tmp_path / "checkpoint", {"large": torch.zeros(5 * 2**20, dtype=torch.int32)})
+    assert rd.verify_checkpoint(path).checked_bytes > 20 * 2**20
+    for at in (0, 2**23 - 1, 2**23, 20 * 2**20 - 1):
+        flip(path / DATA_FILE, payload_at(path, "large") + at)
+        assert codes(path) == {"RD841"}
+        flip(path / DATA_FILE, payload_at(path, "large") + at)
+
+
+def test_documentation_lists_all_findings() -> None:
+    """The table in docs/checkpoint.md is the table in the code."""
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "checkpoint.md").read_text()
+    for code, kind in KINDS.items():
+        assert (len(code), kind.severity in SEVERITIES, kind.remedy[-1]) == (5, True, ".")
+        assert f"| {code} | {kind.severity} | {kind.title} | {kind.remedy} |" in page
+
+
+def test_keys_of_another_planner_are_let_be(copy: Path) -> None:
+    """Places that a planner names in its own way are not held against the flat keys."""
+    with edited_metadata(copy) as metadata:
+        metadata.planner_data = {key: ("other", key) for key in metadata.planner_data}
+    assert codes(copy, "structure") == set()
+
+
+def test_state_that_is_not_flattened(tmp_path: Path) -> None:
+    """A checkpoint of a planner that keeps no places is sound."""
+    path = tmp_path / "checkpoint"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+        dcp.save({"weight": torch.ones(2), "a": 1}, checkpoint_id=path, no_dist=True, planner=planner)
+    assert codes(path) == set()
+
+
+def test_several_files_of_one_rank(tmp_path: Path) -> None:
+    """What several threads of one rank write, a file each, is sound; a file that is lost is found."""
+    path = tmp_path / "checkpoint"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        writer = dcp.FileSystemWriter(path, single_file_per_rank=False, thread_count=2)
+        dcp.save({"a": torch.ones(2), "b": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    assert rd.verify_checkpoint(path).files == 2
+    assert codes(path) == set()
+    (path / "__0_1.distcp").unlink()
+    assert codes(path) == {"RD821"}
+
+
+def test_names_that_do_not_print(copy: Path) -> None:
+    """Keys and files with line breaks and halves of characters in their names are escaped in every form of a report."""
+    with edited_metadata(copy) as metadata:
+        index = next(index for index in metadata.storage_data if index.fqn == "loader.resumable_data.cursor")
+        for table in (metadata.state_dict_metadata, metadata.planner_data):
+            table["\ud800\n.resumable_data.cursor"] = table.pop("loader.resumable_data.cursor")
+        object.__setattr__(index, "fqn", "\ud800\n.resumable_data.cursor")
+        edit_place("model.bias", relative_path="\ud800\n")(metadata)
+    report = rd.verify_checkpoint(copy)
+    assert list(report.cursors) == ["\\ud800\\n.resumable_data.cursor"]
+    assert b"ud800" in report.to_json()
+    assert "\n\n.res" not in report.to_text()
+    assert b"ud800" in summarize_checkpoint(copy).to_json()
