@@ -19,18 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from resumable_data import __version__
 from resumable_data.checkpoint.collective import alone_is_meant, gather_bytes, on_first, rank_and_size, together
-from resumable_data.checkpoint.files.against_manifest import list_keys
-from resumable_data.checkpoint.files.archives import ArchiveChecker, read_items
-from resumable_data.checkpoint.files.findings import Findings
-from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metadata
-from resumable_data.checkpoint.files.structure import check_files
-from resumable_data.checkpoint.manifest import (
-    FileEntry,
-    ItemEntry,
-    Manifest,
-    Topology,
-    write_manifest,
-)
+from resumable_data.checkpoint.files.describe import describe_directory
+from resumable_data.checkpoint.manifest import Manifest, Topology, write_manifest
 from resumable_data.checkpoint.program import Program
 from resumable_data.errors import CheckpointError, DisagreementError, UsageError
 from resumable_data.ledger.frames import shown
@@ -154,22 +144,7 @@ def _commit(
     path: Path, nonce: int, cursor: Cursor | None, loader: ResumableLoader | None, allowances: tuple[str, ...]
 ) -> bytes:
     """Write the manifest of what lies in the directory, as it is found there."""
-    data = (path / METADATA_NAME).read_bytes()
-    metadata = parse_metadata(data)
-    findings = Findings()
-    files = check_files(path, metadata, findings)
-    contents = list(read_items(path, files, metadata, ArchiveChecker(findings, with_payload=False)))
-    if findings.found:
-        first = findings.found[0]
-        raise CheckpointError(
-            f"{shown(path)}: what was just written is not whole: {first.code} {first.title}, expected "
-            f"{first.expected}, found {first.found}. The checkpoint has no manifest; save it again."
-        )
-    names = sorted(files)
-    number = {name: index for index, name in enumerate(names)}
-    items = [
-        ItemEntry(number[one.item.file], one.item.start, one.item.length, one.archive.payload_crc32) for one in contents
-    ]
+    described = describe_directory(path)
     topology = loader.topology if loader is not None else None
     manifest = Manifest(
         package_version=__version__,
@@ -178,10 +153,10 @@ def _commit(
         nonce=f"{nonce:016x}",
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         checksums="crc32",
-        metadata_xxh3=f"{xxhash.xxh3_64_intdigest(data):016x}",
-        keys=list_keys(metadata),
-        files=tuple(FileEntry(name, (path / name).stat().st_size) for name in names),
-        items=tuple(sorted(items, key=lambda item: (item.file, item.offset))),
+        metadata_xxh3=described.metadata_xxh3,
+        keys=described.keys,
+        files=described.files,
+        items=described.items,
         cursor=msgspec.Raw(b"null" if cursor is None else cursor.to_json()),
         topology=Topology(
             world_size=rank_and_size()[1],
