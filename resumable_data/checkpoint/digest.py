@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
-_COPY_BYTES = 1 << 18
+_COPY_BYTES = 1 << 19
 """What is copied at once where elements do not lie as the digest counts them: it stays in a core's cache."""
 _ROWS = 1 << 15
 """Rows whose keys are made at once."""
@@ -156,7 +156,8 @@ def finish(total: int, dtype: str, shape: Sequence[int]) -> str:
 def _copied_digest(part: NDArray[Any], box: Box) -> int:
     """Of a small part, copied to where its bytes lie in its rows; what is around it is 0 and adds nothing."""
     around = np.zeros(box.run_shape, part.dtype)
-    around[box.inside_run] = part
+    # first as they lie, or a transposed part is read a cache line per element
+    around[box.inside_run] = np.array(part, order="K")
     inner = slice(box.row_dim + 1, None)
     offsets = box.offsets[: box.row_dim + 1] + (0,) * len(box.shape[inner])
     return _contiguous_digest(around, box._replace(offsets=offsets, sizes=box.run_shape))

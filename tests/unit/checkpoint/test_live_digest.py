@@ -34,7 +34,6 @@ DTYPES = [
     torch.uint32,
     torch.uint64,
     torch.bool,
-    torch.complex32,
     torch.complex64,
     torch.complex128,
 ]
@@ -99,7 +98,7 @@ def test_accelerators_sum_is_the_hosts(shape: tuple[int, ...], dtype: torch.dtyp
     # elements that do not begin at a word
     box = torch.cat([torch.zeros(skip, dtype=dtype), box.reshape(-1)])[skip:].reshape(box.shape)
     data = box.contiguous().reshape(-1).view(torch.uint8).numpy()
-    expected = box_digest(memoryview(data), dtype.itemsize, shape, offsets, box.shape)
+    expected = box_digest(data.tobytes(), dtype.itemsize, shape, offsets, box.shape)
     for part_bytes in (device_digest._PART_BYTES, 300):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device_digest, "_PART_BYTES", part_bytes)
