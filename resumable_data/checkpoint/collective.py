@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from resumable_data.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
 
@@ -28,21 +31,26 @@ def alone_is_meant() -> Iterator[bool]:
         yield not (dist.is_available() and dist.is_initialized())
 
 
-def gather_bytes(payload: bytes) -> list[bytes]:
-    """All processes' payloads, of any size, in the order of ranks. Collective."""
+def gather_bytes(payload: bytes, group: ProcessGroup | None = None) -> list[bytes]:
+    """All processes' payloads, of any size, in the order of ranks. Collective.
+
+    Args:
+        payload: This process's.
+        group: The processes; all of them by default.
+    """
     if rank_and_size()[1] == 1:
         return [payload]
-    sizes = [int.from_bytes(size, "little") for size in _gather(len(payload).to_bytes(8, "little"))]
-    padded = _gather(payload.ljust(max(sizes), b"\0")) if max(sizes) else [b""] * len(sizes)
+    sizes = [int.from_bytes(size, "little") for size in _gather(len(payload).to_bytes(8, "little"), group)]
+    padded = _gather(payload.ljust(max(sizes), b"\0"), group) if max(sizes) else [b""] * len(sizes)
     return [part[:size] for part, size in zip(padded, sizes, strict=True)]
 
 
-def _gather(payload: bytes) -> list[bytes]:
-    device = torch.device("cuda") if "nccl" in dist.get_backend() else torch.device("cpu")
+def _gather(payload: bytes, group: ProcessGroup | None) -> list[bytes]:
+    device = torch.device("cuda") if "nccl" in dist.get_backend(group) else torch.device("cpu")
     local = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
-    gathered = torch.empty(dist.get_world_size() * len(payload), dtype=torch.uint8, device=device)
+    gathered = torch.empty(dist.get_world_size(group) * len(payload), dtype=torch.uint8, device=device)
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
-    gather(gathered, local)
+    gather(gathered, local, group=group)
     everything = gathered.cpu().numpy().tobytes()
     return [everything[start : start + len(payload)] for start in range(0, len(everything), len(payload))]
 

@@ -20,9 +20,10 @@ from resumable_data.checkpoint.differences import ALLOWANCES, Difference, compar
 from resumable_data.checkpoint.files.against_manifest import list_keys
 from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metadata
 from resumable_data.checkpoint.files.verify import verify_checkpoint
-from resumable_data.checkpoint.manifest import read_manifest
+from resumable_data.checkpoint.live_digest import gather_digests
+from resumable_data.checkpoint.manifest import TensorKey, read_manifest
 from resumable_data.checkpoint.program import Program, skeleton
-from resumable_data.checkpoint.save import LOADER_NAME
+from resumable_data.checkpoint.save import LOADER_NAME, tensors_of
 from resumable_data.cursor import STATE_KEY
 from resumable_data.cursor.recipe import ALLOWED_CHANGES
 from resumable_data.errors import CheckpointError, SealError, UsageError
@@ -31,6 +32,7 @@ from resumable_data.sampler.seal import SEAL_KEY, check_seal
 from resumable_data.sampler.state import FRESH_START
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.manifest import Manifest
     from resumable_data.loader import ResumableLoader
 
 LEVEL = "directory"
@@ -109,6 +111,8 @@ def load_checkpoint(
     if loader is not None:
         _check_loader(template, None if manifest is None else int(manifest.nonce, 16))
     values = program.restore({name: template[name] for name in program.parts}, keys)
+    if manifest is not None:
+        _check_values(path, manifest, program)
     if loader is not None:
         loader.load_state_dict(template[LOADER_NAME], allow=of_loader)
     return Loaded(
@@ -177,6 +181,34 @@ class _Planner(DefaultLoadPlanner):
 def _read(path: Path, state: dict[str, Any]) -> None:
     with alone_is_meant() as alone:
         dcp.load(state, checkpoint_id=path, planner=_Planner(), no_dist=alone)
+
+
+def _check_values(path: Path, manifest: Manifest, program: Program) -> None:
+    """Hold the program's tensors against the digests that were taken before the save, where there are any. Collective.
+
+    Raises:
+        CheckpointError: Some are not what was saved.
+        DisagreementError: Processes that hold the same part of a tensor hold different values.
+    """
+    if manifest.checksums != "digest":
+        return
+    tensors = tensors_of(together(program.state))
+    saved = {key: what for key, what in manifest.keys.items() if isinstance(what, TensorKey) and what.digest}
+    # a tensor of another type was cast, as was allowed: its bits are not those that were saved
+    alike = {
+        key: tensor
+        for key, tensor in tensors.items()
+        if key in saved and saved[key].dtype == str(tensor.dtype).removeprefix("torch.")
+    }
+    found = gather_digests(alike)
+    wrong = [key for key, digest in found.items() if digest != saved[key].digest]
+    if wrong:
+        raise CheckpointError(
+            f"{shown(path)}: expected tensors as they were saved, found {len(wrong)} of {len(found)} that are not: "
+            f"{', '.join(wrong[:4])}{' ...' if len(wrong) > 4 else ''}. The program holds something else than what was "
+            "saved: do not go on from it. Check the files with level='payload'; if they are sound, something changed "
+            "the values while they were read."
+        )
 
 
 def _check_loader(state: dict[str, Any], nonce: int | None) -> None:

@@ -20,17 +20,18 @@ from torch.distributed.tensor import DTensor
 from resumable_data import __version__
 from resumable_data.checkpoint.collective import alone_is_meant, gather_bytes, on_first, rank_and_size, together
 from resumable_data.checkpoint.files.describe import describe_directory
-from resumable_data.checkpoint.manifest import Manifest, Topology, write_manifest
+from resumable_data.checkpoint.live_digest import gather_digests
+from resumable_data.checkpoint.manifest import Manifest, TensorKey, Topology, write_manifest
 from resumable_data.checkpoint.program import Program
 from resumable_data.errors import CheckpointError, DisagreementError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.sampler.state import seal_state
 
 if TYPE_CHECKING:
-    from resumable_data.cursor import Cursor
     from resumable_data.loader import ResumableLoader
 
 LOADER_NAME = "loader"
+CHECKSUMS = ("crc32", "digest")
 _COMPARED_BYTES = 1 << 20
 
 
@@ -39,6 +40,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     *,
     loader: ResumableLoader | None = None,
+    checksums: str = "crc32",
     allowances: tuple[str, ...] = (),
 ) -> None:
     """Save a training program in one directory that is checked before anyone trusts it. Collective.
@@ -51,6 +53,9 @@ def save_checkpoint(
         path: A directory that is new or empty; it must be the same one for all processes.
         state: Names to models, optimizers, objects with ``state_dict`` (schedulers, gradient scalers), plain values.
         loader: The loader whose cursor is saved, under the name ``"loader"``.
+        checksums: What the manifest says of contents. ``"crc32"``: the checksums of the files' items, which torch
+            computes anyway. ``"digest"``: also a digest of each tensor as it is in memory, before it is written: all
+            processes that hold the same part must hold the same values, and a program that loads is compared with it.
         allowances: What `load_checkpoint` was told to allow, for the record.
 
     Raises:
@@ -60,19 +65,23 @@ def save_checkpoint(
         FencedError: Another launch of the run goes on with it.
     """
     path = Path(path)
+    if checksums not in CHECKSUMS:
+        raise UsageError(f"checksums must be one of {CHECKSUMS}, got {checksums!r}")
     if LOADER_NAME in state:
         raise UsageError(
             f"the name {LOADER_NAME!r} is for loader=; give the loader there, or rename that part of the state"
         )
-    cursor = None if loader is None else loader.check_agreement()
+    if loader is not None:
+        loader.check_agreement()
     on_first(lambda: _require_empty(path))
     nonce = int.from_bytes(on_first(lambda: os.urandom(8)), "little") >> 1
     saved = together(lambda: Program(state).state())
     _check_agreement(saved)
+    digests = gather_digests(tensors_of(saved)) if checksums == "digest" else {}
     if loader is not None:
         saved[LOADER_NAME] = seal_state(loader.state_dict(), nonce)
     together(lambda: _write(path, saved))
-    on_first(lambda: _commit(path, nonce, cursor, loader, allowances))
+    on_first(lambda: _commit(path, nonce, digests, loader, allowances))
     if loader is not None:
         loader.mark_saved()
 
@@ -140,11 +149,23 @@ def _write(path: Path, state: dict[str, Any]) -> None:
         dcp.save(state, checkpoint_id=path, no_dist=alone)
 
 
+def tensors_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a state by their flat keys."""
+    flat = flatten_state_dict(state)[0]
+    return {key: value for key, value in flat.items() if isinstance(value, torch.Tensor)}
+
+
 def _commit(
-    path: Path, nonce: int, cursor: Cursor | None, loader: ResumableLoader | None, allowances: tuple[str, ...]
+    path: Path, nonce: int, digests: dict[str, str], loader: ResumableLoader | None, allowances: tuple[str, ...]
 ) -> bytes:
-    """Write the manifest of what lies in the directory, as it is found there."""
-    described = describe_directory(path)
+    """Write the manifest of what lies in the directory, as it is found there, and of what was in memory."""
+    described, cursor = describe_directory(path), None if loader is None else loader.cursor
+    keys = {
+        key: msgspec.structs.replace(what, digest=digests[key])
+        if key in digests and isinstance(what, TensorKey)
+        else what
+        for key, what in described.keys.items()
+    }
     topology = loader.topology if loader is not None else None
     manifest = Manifest(
         package_version=__version__,
@@ -152,9 +173,9 @@ def _commit(
         python_version=platform.python_version(),
         nonce=f"{nonce:016x}",
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        checksums="crc32",
+        checksums="digest" if digests else "crc32",
         metadata_xxh3=described.metadata_xxh3,
-        keys=described.keys,
+        keys=keys,
         files=described.files,
         items=described.items,
         cursor=msgspec.Raw(b"null" if cursor is None else cursor.to_json()),

@@ -17,9 +17,11 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from resumable_data.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from resumable_data.checkpoint.collective import alone_is_meant
-from resumable_data.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from resumable_data.checkpoint.manifest import MANIFEST_NAME, TensorKey, read_manifest
+from resumable_data.cursor import STATE_KEY
 from resumable_data.errors import ResumableDataError
 from resumable_data.loader import ResumableLoader
+from resumable_data.sampler.seal import SEAL_KEY
 from tests.distributed.ranks import run_ranks
 
 FEATURES = 5
@@ -76,11 +78,11 @@ class Job:
         return float(loss)
 
 
-def save(path: str, num_updates: int = 4, more: int = 3) -> float:
+def save(path: str, num_updates: int = 4, more: int = 3, checksums: str = "crc32") -> float:
     """Train, save, and train on; the last loss."""
     job = Job()
     job.train(num_updates)
-    save_checkpoint(path, job.state, loader=job.loader)
+    save_checkpoint(path, job.state, loader=job.loader, checksums=checksums)
     return job.train(more)
 
 
@@ -116,6 +118,14 @@ def attempt(path: str, change: str = "", allow: tuple[str, ...] = (), level: str
     return ""
 
 
+Case = tuple[str, str, tuple[str, ...], str]
+
+
+def attempt_all(cases: list[Case]) -> list[str]:
+    """The errors of several attempts, one after another in the same processes."""
+    return [attempt(*case) for case in cases]
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """A checkpoint of 4 processes after 4 updates, and the loss three updates later."""
@@ -123,7 +133,46 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     return path, run_ranks(save, 4, str(path))[0]
 
 
-@pytest.mark.parametrize("num_ranks", [4, 3, 2, 1])
+@pytest.fixture(scope="module")
+def digested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 4 processes whose manifest has digests."""
+    path = tmp_path_factory.mktemp("digested") / "a"
+    run_ranks(save, 4, str(path), 4, 0, "digest")
+    return path
+
+
+@pytest.mark.parametrize("num_ranks", [3, 1])
+def test_values_are_those_that_were_saved(digested: Path, saved: tuple[Path, float], num_ranks: int) -> None:
+    """Digests that were taken of 4 processes' shards are those of what others loaded."""
+    for updates, loss, _, _ in run_ranks(resume, num_ranks, str(digested)):
+        assert (updates, loss) == (4, pytest.approx(saved[1], rel=1e-5))
+    manifest = read_manifest(digested)
+    assert manifest is not None
+    assert manifest.checksums == "digest"
+    tensors = {key: what for key, what in manifest.keys.items() if isinstance(what, TensorKey)}
+    assert [key for key, what in tensors.items() if not what.digest] == [f"loader.{STATE_KEY}", f"loader.{SEAL_KEY}"]
+
+
+def load_flipped(path: str) -> str:
+    """The error where a file's contents are not checked and were changed."""
+    job = Job()
+    try:
+        load_checkpoint(path, job.state, loader=job.loader, level="directory")
+    except ResumableDataError as error:
+        return str(error)
+    return ""
+
+
+def test_a_value_that_changed_on_its_way_is_found(digested: Path, tmp_path: Path) -> None:
+    """Also where nobody compared the checksums of files, on all processes, and the loader stays where it was."""
+    copy = tmp_path / "copy"
+    shutil.copytree(digested, copy)
+    damage(copy, "flipped")
+    for error in run_ranks(load_flipped, 2, str(copy)):
+        assert "expected tensors as they were saved" in error
+
+
+@pytest.mark.parametrize("num_ranks", [4, 3, pytest.param(2, marks=pytest.mark.slow), 1])
 def test_it_goes_on_as_if_nothing_had_happened(saved: tuple[Path, float], num_ranks: int) -> None:
     """On any number of processes: model, moments, learning rate, cursor, and dicts with integer keys."""
     path, loss = saved
@@ -151,28 +200,28 @@ def test_the_manifest_is_of_the_files(saved: tuple[Path, float]) -> None:
     assert state["model.0.weight"].abs().sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("change", "kinds", "allow"),
-    [
-        ("deeper", ["model.3.weight: nothing in the checkpoint", "only_in_program"], ()),
-        ("wider", ["model.2.weight: float32 [3, 12] in the checkpoint, float32 [4, 12]", "shape"], ()),
-        ("bfloat16", ["float32 [12, 5] in the checkpoint, bfloat16 [12, 5]", "dtype"], ()),
-        ("frozen", ["only_in_checkpoint", "exp_avg"], ()),
-        ("sgd", ["momentum_buffer", "only_in_program", "only_in_checkpoint"], ()),
-        ("no optimizer", ["only_in_checkpoint", "optimizer.state.0.weight.exp_avg"], ()),
-        ("no optimizer", [], ("only_in_checkpoint",)),
-        ("other batch", ["RecipeMismatchError", "global_batch"], ()),
-        ("other batch", [], ("global_batch",)),
-        ("gradients", [], ()),
-        ("", [], ()),
-    ],
-)
-def test_another_program(saved: tuple[Path, float], change: str, kinds: list[str], allow: tuple[str, ...]) -> None:
+PROGRAMS: list[tuple[str, list[str], tuple[str, ...]]] = [
+    ("deeper", ["model.3.weight: nothing in the checkpoint", "only_in_program"], ()),
+    ("wider", ["model.2.weight: float32 [3, 12] in the checkpoint, float32 [4, 12]", "shape"], ()),
+    ("bfloat16", ["float32 [12, 5] in the checkpoint, bfloat16 [12, 5]", "dtype"], ()),
+    ("frozen", ["only_in_checkpoint", "exp_avg"], ()),
+    ("sgd", ["momentum_buffer", "only_in_program", "only_in_checkpoint"], ()),
+    ("no optimizer", ["only_in_checkpoint", "optimizer.state.0.weight.exp_avg"], ()),
+    ("no optimizer", [], ("only_in_checkpoint",)),
+    ("other batch", ["RecipeMismatchError", "global_batch"], ()),
+    ("other batch", [], ("global_batch",)),
+    ("gradients", [], ()),
+    ("", [], ()),
+]
+
+
+def test_another_program(saved: tuple[Path, float]) -> None:
     """What DCP would leave out or cast without a word is named, nothing is loaded; what is allowed by name is."""
-    for error in run_ranks(attempt, 2, str(saved[0]), change, allow):
-        assert bool(error) == bool(kinds), error
-        for text in kinds:
-            assert text in error
+    cases = [(str(saved[0]), change, allow, "directory") for change, _, allow in PROGRAMS]
+    for errors in run_ranks(attempt_all, 2, cases):
+        for (change, texts, allow), error in zip(PROGRAMS, errors, strict=True):
+            assert bool(error) == bool(texts), (change, allow, error)
+            assert all(text in error for text in texts), (change, error)
 
 
 def damage(path: Path, how: str) -> None:
@@ -193,25 +242,25 @@ def damage(path: Path, how: str) -> None:
         (path / ".metadata").unlink()
 
 
-@pytest.mark.parametrize(
-    ("how", "level", "text"),
-    [
-        ("deleted", "structure", "RD821"),
-        ("cut", "structure", "RD822"),
-        ("flipped", "payload", "RD841"),
-        ("no manifest", "structure", "expected a manifest"),
-        ("no metadata", "structure", "RD801"),
-    ],
-)
-def test_damage_is_named_before_anything_is_read(
-    saved: tuple[Path, float], tmp_path: Path, how: str, level: str, text: str
-) -> None:
+DAMAGES = [
+    ("deleted", "structure", "RD821"),
+    ("cut", "structure", "RD822"),
+    ("flipped", "payload", "RD841"),
+    ("no manifest", "structure", "expected a manifest"),
+    ("no metadata", "structure", "RD801"),
+]
+
+
+def test_damage_is_named_before_anything_is_read(saved: tuple[Path, float], tmp_path: Path) -> None:
     """On all processes, with the program as it was."""
-    copy = tmp_path / "copy"
-    shutil.copytree(saved[0], copy)
-    damage(copy, how)
-    for error in run_ranks(attempt, 2, str(copy), "", (), level):
-        assert text in error
+    cases: list[Case] = []
+    for how, level, _ in DAMAGES:
+        shutil.copytree(saved[0], tmp_path / how)
+        damage(tmp_path / how, how)
+        cases.append((str(tmp_path / how), "", (), level))
+    for errors in run_ranks(attempt_all, 2, cases):
+        for (how, _, text), error in zip(DAMAGES, errors, strict=True):
+            assert text in error, how
 
 
 def test_files_of_two_saves_in_one_directory(saved: tuple[Path, float], tmp_path: Path) -> None:
@@ -232,6 +281,12 @@ def save_into(path: str, change: str = "") -> str:
         job.state["note"] = {"text": "x" if rank else "y", "same": 1}
     elif change == "tensor":
         job.state["rng"] = torch.full((4,), rank)
+    elif change == "large tensor":
+        job.state["table"] = torch.full((1 << 19,), rank)
+        try:
+            save_checkpoint(path, job.state, loader=job.loader, checksums="digest")
+        except ResumableDataError as error:
+            return f"{type(error).__name__}: {error}"
     elif change == "object":
         job.state["bad"] = {1, 2}
     elif change == "cursor" and rank == 1:
@@ -245,21 +300,26 @@ def save_into(path: str, change: str = "") -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ("value", "DisagreementError: processes hold different values under 1 names: note.text ('x' / 'y')"),
-        ("tensor", "under 1 names: rng"),
-        ("object", "state 'bad': expected tensors, numbers, texts"),
-        ("keys", "state 'note': expected keys that differ as text"),
-        ("cursor", "DisagreementError: processes hold different cursors"),
-    ],
-)
-def test_what_cannot_be_saved_is_refused_on_all(tmp_path: Path, change: str, text: str) -> None:
+REFUSED = [
+    ("value", "DisagreementError: processes hold different values under 1 names: note.text ('x' / 'y')"),
+    ("tensor", "under 1 names: rng"),
+    ("large tensor", "table"),
+    ("object", "state 'bad': expected tensors, numbers, texts"),
+    ("keys", "state 'note': expected keys that differ as text"),
+    ("cursor", "DisagreementError: processes hold different cursors"),
+]
+
+
+def save_all_into(path: str) -> list[str]:
+    return [save_into(f"{path}/{change}", change) for change, _ in REFUSED]
+
+
+def test_what_cannot_be_saved_is_refused_on_all(tmp_path: Path) -> None:
     """Nothing is written, and each process says why or whose fault it was."""
-    for error in run_ranks(save_into, 2, str(tmp_path / "a"), change):
-        assert text in error
-    assert not list((tmp_path / "a").iterdir()) if (tmp_path / "a").exists() else True
+    for errors in run_ranks(save_all_into, 2, str(tmp_path)):
+        for (change, text), error in zip(REFUSED, errors, strict=True):
+            assert text in error, change
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_directory_that_holds_something_is_refused(saved: tuple[Path, float], tmp_path: Path) -> None:

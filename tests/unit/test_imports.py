@@ -27,6 +27,8 @@ TORCH_FREE = [
     "resumable_data.shadowing",
     "resumable_data.sources",
     "resumable_data.tokenizing",
+    "resumable_data.checkpoint",
+    "resumable_data.checkpoint.agreed_digests",
     "resumable_data.cli",
     "resumable_data.rng",
 ]
