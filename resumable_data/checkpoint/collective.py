@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from resumable_data.errors import CheckpointError
 
@@ -63,11 +64,13 @@ def together(act: Callable[[], T]) -> T:
     Raises:
         CheckpointError: It failed on another process.
     """
-    failure: BaseException | None = None
+    failure: Exception | None = None
     result: T | None = None
     try:
         result = act()
-    except (Exception, _CheckpointException) as error:
+    except CheckpointException as error:  # a BaseException, which `except Exception` lets pass
+        failure = _explained(error)
+    except Exception as error:
         failure = error
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
     failed = {rank: part.decode() for rank, part in enumerate(gather_bytes(text.encode())) if part}
@@ -79,15 +82,18 @@ def together(act: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # it is what `act` returned
 
 
+def _explained(error: CheckpointException) -> CheckpointError:
+    """What DCP says of the processes that failed, in a line each."""
+    reasons = [f"process {rank}: {type(reason).__name__}: {reason}" for rank, (reason, *_) in error.failures.items()]
+    lines = "\n".join(f"  {reason:.500}" for reason in reasons)
+    explained = CheckpointError(
+        f"torch.distributed.checkpoint failed on {len(reasons)} processes:\n{lines}\nA save has no manifest then, and "
+        "is no checkpoint; of a load, some of the program may have been read already: do not go on from it."
+    )
+    explained.__cause__ = error
+    return explained
+
+
 def on_first(act: Callable[[], bytes]) -> bytes:
     """What `act` returns on the first process, on all of them. Collective."""
     return gather_bytes(together(lambda: act() if rank_and_size()[0] == 0 else b""))[0]
-
-
-def _checkpoint_exception() -> type[BaseException]:
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    return CheckpointException
-
-
-_CheckpointException = _checkpoint_exception()  # it derives from BaseException, which `except Exception` lets pass

@@ -19,7 +19,7 @@ from resumable_data.checkpoint import load_checkpoint, save_checkpoint, verify_c
 from resumable_data.checkpoint.collective import alone_is_meant
 from resumable_data.checkpoint.manifest import MANIFEST_NAME, TensorKey, read_manifest
 from resumable_data.cursor import STATE_KEY
-from resumable_data.errors import ResumableDataError
+from resumable_data.errors import CheckpointError, ResumableDataError
 from resumable_data.loader import ResumableLoader
 from resumable_data.sampler.seal import SEAL_KEY
 from tests.distributed.ranks import run_ranks
@@ -346,3 +346,19 @@ def test_a_single_process_needs_no_group(tmp_path: Path) -> None:
     assert torch.equal(copy.weight, model.weight)
     assert torch.equal(loaded.values["values"]["tensor"], torch.arange(4))
     assert (loaded.values["values"]["n"], other.cursor.updates) == (7, 2)
+
+
+class Shouting:
+    """What a pickle runs when it is read."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return print, ("read",)
+
+
+def test_no_pickle_of_a_foreign_checkpoint_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plain value that needs code to be read is refused, with what DCP says of it."""
+    with alone_is_meant():
+        dcp.save({"value": Shouting()}, checkpoint_id=tmp_path / "a", no_dist=True)
+    with pytest.raises(CheckpointError, match="failed on 1 processes"):
+        load_checkpoint(tmp_path / "a", {"value": 1}, allow={"no_manifest"})
+    assert capsys.readouterr().out == ""
