@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
-    from resumable_data.checkpoint import CheckpointReport, load_checkpoint, save_checkpoint, verify_checkpoint
+    from resumable_data.checkpoint import (
+        CheckpointReport,
+        latest_checkpoint,
+        load_checkpoint,
+        save_checkpoint,
+        verify_checkpoint,
+    )
     from resumable_data.cursor import Cursor, Recipe
     from resumable_data.ledger import Ledger
     from resumable_data.loader import Microbatch, ResumableLoader, Update, evaluation_loader
@@ -60,6 +66,7 @@ __all__ = [
     "audit_ledger",
     "audit_shadow",
     "evaluation_loader",
+    "latest_checkpoint",
     "load_checkpoint",
     "open_tokens",
     "save_checkpoint",
@@ -96,6 +103,7 @@ _HOMES = {
     "audit_ledger": "audit",
     "audit_shadow": "shadowing",
     "evaluation_loader": "loader",
+    "latest_checkpoint": "checkpoint",
     "load_checkpoint": "checkpoint",
     "open_tokens": "sources",
     "save_checkpoint": "checkpoint",

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import MultiStepLR
 
-from resumable_data.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+from resumable_data.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
 from resumable_data.checkpoint.collective import alone_is_meant
 from resumable_data.checkpoint.manifest import MANIFEST_NAME, TensorKey, read_manifest
 from resumable_data.cursor import STATE_KEY
@@ -362,3 +362,18 @@ def test_no_pickle_of_a_foreign_checkpoint_is_run(tmp_path: Path, capsys: pytest
     with pytest.raises(CheckpointError, match="failed on 1 processes"):
         load_checkpoint(tmp_path / "a", {"value": 1}, allow={"no_manifest"})
     assert capsys.readouterr().out == ""
+
+
+def test_the_latest_is_one_that_loads(tmp_path: Path) -> None:
+    """Newest by number; what a crash left without a manifest, or damaged, is passed over."""
+    assert latest_checkpoint(tmp_path / "none") is None
+    model = nn.Linear(3, 2)
+    for number in (9, 10, 100, 1000):
+        save_checkpoint(tmp_path / f"step-{number}", {"model": model})
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-1000"
+    (tmp_path / "step-1000" / MANIFEST_NAME).unlink()
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-100"
+    assert latest_checkpoint(tmp_path, needs_manifest=False) == tmp_path / "step-1000"
+    damage(tmp_path / "step-100", "cut")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-10"
+    load_checkpoint(tmp_path / "step-10", {"model": model})

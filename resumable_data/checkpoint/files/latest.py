@@ -35,12 +35,14 @@ class LatestReport(msgspec.Struct, frozen=True, kw_only=True):
         root: Where it looked.
         level: How far each was looked at.
         path: The newest checkpoint whose verdict is ``"sound"``; None where there is none.
+        name: Its name in the directory, as it is.
         passed_over: Newer ones, the newest first.
     """
 
     root: str
     level: str
     path: str | None
+    name: str | None
     passed_over: tuple[PassedOver, ...]
     schema_version: int = SCHEMA_VERSION
 
@@ -50,7 +52,27 @@ class _Entry(NamedTuple):
     name: str
 
 
-def find_latest(root: str | os.PathLike[str], level: str = "payload") -> LatestReport:
+def latest_checkpoint(
+    root: str | os.PathLike[str], level: str = "directory", *, needs_manifest: bool = True
+) -> Path | None:
+    """The newest checkpoint in a directory that `load_checkpoint` would take; None where there is none.
+
+    Args:
+        root: A directory of checkpoints; one that does not exist has none.
+        level: As for `verify_checkpoint`.
+        needs_manifest: Pass over those that are not known to be finished: a crash in the middle of a save leaves one.
+
+    Raises:
+        UsageError: There is no such level.
+        CheckpointError: `root` cannot be listed.
+    """
+    if not os.path.lexists(root):
+        return None
+    found = find_latest(root, level, needs_manifest=needs_manifest).name
+    return None if found is None else Path(root) / found
+
+
+def find_latest(root: str | os.PathLike[str], level: str = "payload", *, needs_manifest: bool = False) -> LatestReport:
     """The newest checkpoint in a directory that verifies, newest by the numbers in its name: 1000 comes after 900.
 
     Names without a number are no checkpoints of a series, and neither are hidden and temporary ones.
@@ -58,6 +80,7 @@ def find_latest(root: str | os.PathLike[str], level: str = "payload") -> LatestR
     Args:
         root: A directory of checkpoints.
         level: As for `verify_checkpoint`.
+        needs_manifest: Pass over those without one.
 
     Raises:
         UsageError: There is no such level.
@@ -67,7 +90,7 @@ def find_latest(root: str | os.PathLike[str], level: str = "payload") -> LatestR
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, found {level!r}. Nothing was checked.")
     root = Path(root)
     passed_over: list[PassedOver] = []
-    found = None
+    found = name = None
     for entry in _list_newest_first(root):
         path = root / entry.name
         try:
@@ -75,11 +98,13 @@ def find_latest(root: str | os.PathLike[str], level: str = "payload") -> LatestR
         except CheckpointError as error:
             passed_over.append(PassedOver(path=shown(path), verdict="unreadable", reason=str(error)))
             continue
-        if report.exit_code == 0:
-            found = shown(path)
+        lacks_manifest = needs_manifest and not report.has_manifest
+        if report.exit_code == 0 and not lacks_manifest:
+            found, name = shown(path), entry.name
             break
-        passed_over.append(PassedOver(path=shown(path), verdict=report.verdict, reason=report.reason))
-    return LatestReport(root=shown(root), level=level, path=found, passed_over=tuple(passed_over))
+        reason = report.reason if report.exit_code else "no manifest: the save is not known to have been finished"
+        passed_over.append(PassedOver(path=shown(path), verdict=report.verdict, reason=reason))
+    return LatestReport(root=shown(root), level=level, path=found, name=name, passed_over=tuple(passed_over))
 
 
 def _list_newest_first(root: Path) -> list[_Entry]:
