@@ -36,7 +36,6 @@ def described(**changes: Any) -> dict[str, Any]:
         (lambda: make_packed().plan(0, 4), "window must be an int from 0 to 3"),
         (lambda: make_packed().plan(-1, 0), "epoch"),
     ],
-    ids=str,
 )
 def test_arguments_that_are_refused(make: Any, text: str) -> None:
     """Each by its name, before anything is read."""
