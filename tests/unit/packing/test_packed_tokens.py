@@ -104,7 +104,7 @@ def test_rows_from_a_description(policy: Any) -> None:
         {key: value for key, value in described().items() if key != "seed"},
         {key: value for key, value in described().items() if key != "policy_truncate"},
     ],
-    ids=lambda description: ",".join(map(str, description.items() - described().items())) or "fewer",
+    ids=lambda description: ",".join(sorted(map(str, description.items() - described().items()))) or "fewer",
 )
 def test_descriptions_that_are_refused(description: dict[str, Any]) -> None:
     """What comes from a file and is none of ours gives an error of ours."""
