@@ -123,14 +123,16 @@ def test_saved_on_4_ranks_loads_on_any_number(saved_on_4: tuple[Path, list[Rows]
     check_exact(merged(before, after), [GLOBAL_BATCH] * 14)
 
 
-def test_checkpoint_has_one_key_of_fixed_size(saved_on_4: tuple[Path, list[Rows]]) -> None:
-    """All ranks save one replicated tensor of 4096 bytes under one key."""
+def test_checkpoint_has_two_keys_of_fixed_size(saved_on_4: tuple[Path, list[Rows]]) -> None:
+    """Ranks save one replicated tensor of 4096 bytes, and a seal of which each writes its rows."""
     metadata = dcp.FileSystemReader(str(saved_on_4[0])).read_metadata()
-    keys = [key for key in metadata.state_dict_metadata if key.startswith("loader")]
-    assert keys == ["loader.resumable_data.cursor"]
-    tensor = metadata.state_dict_metadata[keys[0]]
-    assert isinstance(tensor, dcp.metadata.TensorStorageMetadata)
-    assert list(tensor.size) == [4096]
+    tensors = {key: value for key, value in metadata.state_dict_metadata.items() if key.startswith("loader")}
+    cursor, seal = (tensors.pop(f"loader.resumable_data.{name}") for name in ("cursor", "seal"))
+    assert not tensors
+    assert isinstance(cursor, dcp.metadata.TensorStorageMetadata)
+    assert isinstance(seal, dcp.metadata.TensorStorageMetadata)
+    assert (list(cursor.size), len(cursor.chunks)) == ([4096], 1)
+    assert (list(seal.size), len(seal.chunks)) == ([4096, 2], 4)
 
 
 def test_chain_of_restarts_in_one_epoch(tmp_path: Path) -> None:
