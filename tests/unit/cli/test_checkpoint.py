@@ -116,7 +116,7 @@ def test_diff(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """The same state saved twice is the same; another step differs, and the cursor's fields are named."""
     again = save(tmp_path / "again", odd_state(3))
     code, text = run(capsys, "checkpoint", "diff", root / "step-3", again)
-    assert (code, text) == (0, "the same: 24 keys\n")
+    assert (code, text) == (0, "the same: 25 keys\n")
     code, found = run_json(capsys, "checkpoint", "diff", root / "step-3", root / "step-4")
     assert code == 1
     assert {"model.weight", "step", "transposed"} <= {one["key"] for one in found["differ"]}
