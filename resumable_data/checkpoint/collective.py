@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from resumable_data.errors import CheckpointError
+from resumable_data.loader.agreement import all_gather_bytes, gather_numbers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,19 +41,11 @@ def gather_bytes(payload: bytes, group: ProcessGroup | None = None) -> list[byte
     """
     if rank_and_size()[1] == 1:
         return [payload]
-    sizes = [int.from_bytes(size, "little") for size in _gather(len(payload).to_bytes(8, "little"), group)]
-    padded = _gather(payload.ljust(max(sizes), b"\0"), group) if max(sizes) else [b""] * len(sizes)
+    group = group or dist.group.WORLD
+    assert group is not None
+    sizes = gather_numbers(len(payload), group)
+    padded = all_gather_bytes(payload.ljust(max(sizes), b"\0"), group) if max(sizes) else [b""] * len(sizes)
     return [part[:size] for part, size in zip(padded, sizes, strict=True)]
-
-
-def _gather(payload: bytes, group: ProcessGroup | None) -> list[bytes]:
-    device = torch.device("cuda") if "nccl" in dist.get_backend(group) else torch.device("cpu")
-    local = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
-    gathered = torch.empty(dist.get_world_size(group) * len(payload), dtype=torch.uint8, device=device)
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
-    gather(gathered, local, group=group)
-    everything = gathered.cpu().numpy().tobytes()
-    return [everything[start : start + len(payload)] for start in range(0, len(everything), len(payload))]
 
 
 def together(act: Callable[[], T]) -> T:

@@ -60,22 +60,23 @@ def cursor_hash(cursor: Cursor) -> int:
 
 def exchange(report: Report, group: ProcessGroup) -> list[Report]:
     """All processes' reports, in the order of their ranks in `group`. Collective."""
-    gathered = _all_gather(_FORMAT.pack(*report), group)
+    gathered = all_gather_bytes(_FORMAT.pack(*report), group)
     return [Report(*_FORMAT.unpack(part)) for part in gathered]
 
 
 def gather_numbers(number: int, group: ProcessGroup) -> list[int]:
     """All processes' numbers. Collective."""
-    gathered = _all_gather(number.to_bytes(8, "little", signed=True), group)
+    gathered = all_gather_bytes(number.to_bytes(8, "little", signed=True), group)
     return [int.from_bytes(part, "little", signed=True) for part in gathered]
 
 
 def gather_cursors(cursor: Cursor, group: ProcessGroup) -> list[Cursor]:
     """All processes' cursors. Collective; only called to explain a disagreement."""
-    return [decode_cursor(part) for part in _all_gather(encode_cursor(cursor), group)]
+    return [decode_cursor(part) for part in all_gather_bytes(encode_cursor(cursor), group)]
 
 
-def _all_gather(payload: bytes, group: ProcessGroup) -> list[bytes]:
+def all_gather_bytes(payload: bytes, group: ProcessGroup) -> list[bytes]:
+    """All processes' payloads, which have the same size everywhere, in the order of ranks. Collective."""
     device = torch.device("cuda") if "nccl" in dist.get_backend(group) else torch.device("cpu")
     local = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
     gathered = torch.empty(dist.get_world_size(group) * len(payload), dtype=torch.uint8, device=device)

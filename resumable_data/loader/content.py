@@ -39,7 +39,6 @@ class Content(Protocol):
 
     Attributes:
         default_normalize: What the gradient is a mean over where the user does not say.
-        fetcher: Reads a microbatch at a time, in a worker or in the training process.
         requests: What it is asked for.
     """
 
@@ -47,7 +46,9 @@ class Content(Protocol):
     requests: RequestQueue
 
     @property
-    def fetcher(self) -> torch.utils.data.Dataset[Fetched]: ...  # noqa: D102
+    def fetcher(self) -> torch.utils.data.Dataset[Fetched]:
+        """Reads a microbatch at a time, in a worker or in the training process."""
+        ...
 
     def targets(self, normalize: str) -> TargetCounts | None:
         """What knows the target tokens of rows ahead; None where nothing does."""

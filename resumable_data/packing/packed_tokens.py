@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from resumable_data.errors import UsageError
 from resumable_data.order import Order, Shuffle, check_order, order_from_description
@@ -187,14 +187,15 @@ class PackedTokens:
                 f"the run read {of_order.get('length')} documents, and the source has {len(tokens)}: documents were "
                 "appended or left out since. Its rows cannot be planned again; give the tokens as they were."
             )
-        arguments = {key: description.get(key, 0) for key in ("row_length", "window", "seed")}
+        # whatever is in a file: it is checked by what takes it
+        arguments: dict[str, Any] = {key: description.get(key, 0) for key in ("row_length", "window", "seed")}
         packed = cls(
             tokens,
-            sequence_length=arguments["row_length"],  # type: ignore[arg-type]  # checked by what takes them
+            sequence_length=arguments["row_length"],
             order=order_from_description(of_order),
             policy=policy_from_description(of_policy),
-            window=arguments["window"],  # type: ignore[arg-type]
-            seed=arguments["seed"],  # type: ignore[arg-type]
+            window=arguments["window"],
+            seed=arguments["seed"],
         )
         if packed.describe() != dict(description):
             raise UsageError(

@@ -50,22 +50,22 @@ class Segment(NamedTuple):
 
 
 class RunSchedule(Protocol):
-    """Where the updates of a run begin and end; places are given by epoch and offset.
-
-    Attributes:
-        length: Samples of one epoch.
-        global_batch: Rows of an update that is not cut short; or tokens, where it is counted by these.
-        epochs: Epochs of the whole run, None without an end.
-    """
+    """Where the updates of a run begin and end; places are given by epoch and offset."""
 
     @property
-    def length(self) -> int: ...  # noqa: D102  # see above
+    def length(self) -> int:
+        """Samples of one epoch."""
+        ...
 
     @property
-    def global_batch(self) -> int: ...  # noqa: D102
+    def global_batch(self) -> int:
+        """Rows of an update that is not cut short; or tokens, where it is counted by these."""
+        ...
 
     @property
-    def epochs(self) -> int | None: ...  # noqa: D102
+    def epochs(self) -> int | None:
+        """Epochs of the whole run; None without an end."""
+        ...
 
     def settle(self, epoch: int, offset: int) -> Place:
         """Where the next update starts, from where the one before ended."""
