@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from resumable_data.errors import ResumableDataError, UsageError
@@ -134,7 +134,9 @@ class _Worker:
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_work, args=(other, encoder, path), daemon=True)
         self._num_unwritten = 0
-        # Ctrl-C is for the process that started it, which ends its workers. A mask is inherited from the first moment.
+        # Ctrl-C is for the process that started it, which ends its workers. A mask is inherited from the first moment;
+        # but the tracker, where start() has to start it, unblocks the signal again.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
