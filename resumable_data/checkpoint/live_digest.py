@@ -53,7 +53,8 @@ def tensor_chunks(value: torch.Tensor) -> list[Chunk]:
     for number, chunk in enumerate(value.__create_chunk_list__()):
         if 0 in chunk.sizes:
             continue
-        held = _strided(value.__get_tensor_shard__(MetadataIndex("", chunk.offsets, number)))  # type: ignore[attr-defined]
+        index = MetadataIndex("", chunk.offsets, number)
+        held = _strided(value.__get_tensor_shard__(index))  # type: ignore[attr-defined]  # those that have the one above
         if held.shape != chunk.sizes:
             raise UsageError(
                 f"expected a part of sizes {list(chunk.sizes)} at {list(chunk.offsets)}, this rank holds sizes "
@@ -140,7 +141,7 @@ def _on_host(sums: Sequence[int | torch.Tensor]) -> list[int]:
         if isinstance(total, torch.Tensor):
             by_device.setdefault(total.device, []).append(place)
     for places in by_device.values():
-        numbers = torch.stack([sums[place] for place in places]).tolist()  # type: ignore[misc]
+        numbers = torch.stack([sums[place] for place in places]).tolist()  # type: ignore[misc]  # tensors all
         for place, number in zip(places, numbers, strict=True):
             found[place] = number & _MASK
     return found
