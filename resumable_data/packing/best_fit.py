@@ -30,40 +30,51 @@ def best_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Arr
     """Place pieces into rows.
 
     Args:
-        lengths: ``(m,)`` int64, each from 1 to ``row_length``.
+        lengths: ``(m,)`` int64, each from 0 to ``row_length - 1``; those of 0 are left out.
         row_length: tokens of a row.
 
     Returns:
-        ``(m,)`` int64 indices of the pieces in the order in which they are placed; the ``(m,)`` int64 row of each
+        ``(k,)`` int64 indices of the pieces in the order in which they are placed; the ``(k,)`` int64 row of each
         of these; the number of rows, which are numbered in the order in which they are opened.
     """
-    if not lengths.size:
+    histogram = np.bincount(lengths, minlength=1)
+    num_pieces = lengths.size - int(histogram[0])
+    if not num_pieces:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0
-    sequence = stable_order(row_length - lengths, row_length)
-    histogram = np.bincount(lengths)
-    distinct = np.flatnonzero(histogram)[::-1]
-    steps = _place(distinct.tolist(), histogram[distinct].tolist(), row_length)
+    sequence = stable_order(row_length - lengths, row_length + 1)[:num_pieces]
+    distinct = np.flatnonzero(histogram[1:])[::-1] + 1
+    steps = _place(distinct, histogram[distinct], row_length)
     return sequence, _row_of_each_piece(steps), steps.num_rows
 
 
-def _place(lengths: list[int], counts: list[int], row_length: int) -> Steps:
+def _place(lengths: Int64Array, counts: Int64Array, row_length: int) -> Steps:
     """Place ``counts[i]`` pieces of ``lengths[i]``, which descend.
 
     The rows that wait with equal space are a queue of steps: their head is ``head[space]``, and ``following`` leads
     on until ``tail[space]``. Flat lists of integers, because this loop is what packing costs: tuples and deques in
     their place make it half as fast again.
     """
-    each_done: list[int] = []
-    first_done: list[int] = []
-    stop_done: list[int] = []
-    upcoming: list[int] = []  # of each step, the first of its rows that waits still
-    following: list[int] = []
-    head, tail = [0] * (row_length + 1), [0] * (row_length + 1)
-    is_waiting = bytearray(row_length + 1)  # free space -> whether any row has it; find() is a memchr
-    end = 0  # no row that waits has this much space or more
-    num_rows = 0
-    shortest = lengths[-1]
-    for length, count in zip(lengths, counts, strict=True):
+    # No two pieces longer than half a row share one: each such length is a step that opens rows, and all of them wait
+    # with different spaces.
+    num_long = int(np.count_nonzero(2 * lengths > row_length))
+    spaces = row_length - lengths[:num_long]
+    ends = counts[:num_long].cumsum()
+    shortest = int(lengths[-1])
+    each_done = [1] * num_long
+    first_done: list[int] = (ends - counts[:num_long]).tolist()
+    stop_done: list[int] = ends.tolist()
+    upcoming = first_done.copy()  # of each step, the first of its rows that waits still
+    following = [0] * num_long
+    waits = np.zeros(row_length + 1, np.uint8)
+    waits[spaces[spaces >= shortest]] = 1  # less is of no use to any piece that is left
+    is_waiting = bytearray(waits)  # free space -> whether any row has it; find() is a memchr
+    step_of = np.zeros(row_length + 1, np.int64)
+    step_of[spaces] = np.arange(num_long)
+    head: list[int] = step_of.tolist()
+    tail = head.copy()
+    end = int(spaces[-1]) + 1 if num_long else 0  # no row that waits has this much space or more
+    num_rows = stop_done[-1] if num_long else 0
+    for length, count in zip(lengths[num_long:].tolist(), counts[num_long:].tolist(), strict=True):
         while count:
             space = is_waiting.find(1, length, end)
             is_new = space < 0
@@ -89,7 +100,7 @@ def _place(lengths: list[int], counts: list[int], row_length: int) -> Steps:
             else:
                 head[space] = following[step]
             space -= each * length
-            if space >= shortest:  # less is of no use to any piece that is left
+            if space >= shortest:
                 step = len(each_done)
                 if is_waiting[space]:
                     following[tail[space]] = step
@@ -107,7 +118,7 @@ def _place(lengths: list[int], counts: list[int], row_length: int) -> Steps:
 
 
 def _row_of_each_piece(steps: Steps) -> Int64Array:
-    """``(m,)`` int64, in the order in which the pieces are placed."""
+    """``(k,)`` int64, in the order in which the pieces are placed."""
     each, first, stop = (np.fromiter(column, np.int64, len(column)) for column in steps[:3])
     rows = stop - first
     row = np.repeat(stop - np.cumsum(rows), rows)

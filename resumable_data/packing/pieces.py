@@ -21,9 +21,21 @@ class Pieces(NamedTuple):
     start: Int64Array
     stop: Int64Array
 
+    @classmethod
+    def empty(cls, size: int) -> Pieces:
+        """Room for so many.
+
+        In one block: what is larger than any array in between stays with the allocator when it is let go of. Three
+        blocks go back to the system, and it takes longer to get them again than to fill them.
+        """
+        return cls(*np.empty((3, size), np.int64))
+
     def take(self, which: Int64Array) -> Pieces:
-        """Some of them, in this order."""
-        return Pieces(self.document.take(which), self.start.take(which), self.stop.take(which))
+        """Some of them, in this order; all of ``which`` must be there."""
+        taken = Pieces.empty(which.size)
+        for column, out in zip(self, taken, strict=True):
+            column.take(which, out=out, mode="clip")  # any other mode makes a copy first
+        return taken
 
 
 def split(lengths: Int64Array, row_length: int) -> Pieces:
@@ -39,6 +51,23 @@ def split(lengths: Int64Array, row_length: int) -> Pieces:
     start = np.arange(document.size) - running_sum(num_parts)[document]
     start *= row_length
     return Pieces(document, start, np.minimum(start + row_length, lengths[document]))
+
+
+def split_off_full(lengths: Int64Array, row_length: int) -> tuple[Pieces, Int64Array]:
+    """Cut full rows off the front of each document.
+
+    Returns:
+        The full pieces, by document and then by start, and the ``(k,)`` int64 tokens that are left of each document,
+        fewer than a row.
+    """
+    num_full = lengths // row_length  # (k,)
+    rests = lengths - num_full * row_length
+    which = np.flatnonzero(num_full)
+    counts = num_full.take(which)
+    document = np.repeat(which, counts)
+    start = np.arange(document.size) - np.repeat(running_sum(counts)[:-1], counts)
+    start *= row_length
+    return Pieces(document, start, start + row_length), rests
 
 
 def chunk(lengths: Int64Array, row_length: int, num_rows: int) -> tuple[Pieces, Int64Array]:
@@ -68,16 +97,13 @@ class Placement(NamedTuple):
     """Pieces and the row of each, before they are put together.
 
     Args:
-        pieces: of all rows.
-        sequence: ``(m,)`` int64 indices of the pieces in the order in which they were placed; None where they are in
-            that order already. Of two pieces of one row, the one placed first lies first.
-        row: ``(m,)`` int64, the row of each piece placed.
+        pieces: of all rows, in the order in which they were placed.
+        row: ``(m,)`` int64, the row of each piece. Of two pieces of one row, the first lies first.
         num_rows: number of rows, each of which has a piece.
         truncated: number of documents whose end was left out, and of tokens left out of them.
     """
 
     pieces: Pieces
-    sequence: Int64Array | None
     row: Int64Array
     num_rows: int
     truncated: tuple[int, int] = (0, 0)
@@ -87,7 +113,7 @@ class Placement(NamedTuple):
         """What was put together already."""
         row = np.repeat(np.arange(len(rows)), np.diff(rows.edges))
         truncated = (rows.num_truncated_documents, rows.num_truncated_tokens)
-        return cls(Pieces(rows.document, rows.start, rows.stop), None, row, len(rows), truncated)
+        return cls(Pieces(rows.document, rows.start, rows.stop), row, len(rows), truncated)
 
     def rows(self, row_length: int, places: Int64Array | None = None) -> PackedRows:
         """Put the rows together.
@@ -97,11 +123,9 @@ class Placement(NamedTuple):
             places: ``(num_rows,)`` int64, the place of each row among all; None for the order of their numbers.
         """
         row = self.row if places is None else places.take(self.row)
-        which = stable_order(row, self.num_rows)
-        if self.sequence is not None:
-            which = self.sequence.take(which)
+        pieces = self.pieces.take(stable_order(row, self.num_rows))
         edges = running_sum(np.bincount(row, minlength=self.num_rows))
-        return PackedRows(row_length, *self.pieces.take(which), edges, *self.truncated)
+        return PackedRows(row_length, *pieces, edges, *self.truncated)
 
 
 def stable_order(values: npt.NDArray[np.integer], bound: int) -> Int64Array:

@@ -13,7 +13,7 @@ from resumable_data.errors import UsageError
 from resumable_data.order import Int64Array
 from resumable_data.packing.arguments import check_lengths, checked_int, checked_row_length
 from resumable_data.packing.best_fit import best_fit
-from resumable_data.packing.pieces import Pieces, Placement, chunk, split
+from resumable_data.packing.pieces import Pieces, Placement, chunk, split, split_off_full
 from resumable_data.packing.rows import PackedRows, running_sum
 
 
@@ -96,8 +96,8 @@ class BestFit(PlacingPolicy):
     def place(self, lengths: Int64Array, row_length: int, /) -> Placement:
         """Place ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
         row_length = _checked(lengths, row_length)
-        pieces, truncated = _split_or_truncate(lengths, row_length, self.truncate)
-        return Placement(pieces, *best_fit(pieces.stop - pieces.start, row_length), truncated)
+        kept, truncated = _truncated(lengths, row_length) if self.truncate else (lengths, (0, 0))
+        return _place_best(kept, row_length)._replace(truncated=truncated)
 
     def describe(self) -> dict[str, int | str]:
         """Kind, version and arguments."""
@@ -138,19 +138,20 @@ class Fill(PlacingPolicy):
     def place(self, lengths: Int64Array, row_length: int, /) -> Placement:
         """Place ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
         row_length = _checked(lengths, row_length)
-        pieces = split(lengths, row_length)
-        sizes = pieces.stop - pieces.start
-        sequence, row, num_rows = best_fit(sizes, row_length)
+        pieces, row, num_rows, _ = _place_best(lengths, row_length)
         # Sums of tokens are exact in floating point: a window has fewer than 2**53.
-        tokens = np.bincount(row, weights=sizes[sequence], minlength=num_rows)
+        tokens = np.bincount(row, weights=pieces.stop - pieces.start, minlength=num_rows)
         keep = tokens >= self._least_tokens(row_length)
         stays = keep[row]
-        kept, kept_row = pieces.take(sequence[stays]), (np.cumsum(keep) - 1)[row[stays]]
-        cut, cut_row = _end_to_end(pieces.take(np.sort(sequence[~stays])), row_length)
+        kept, kept_row = pieces.take(np.flatnonzero(stays)), (np.cumsum(keep) - 1)[row[stays]]
+        # Full rows stay, so that of each document no more than one piece is left over.
+        left = np.flatnonzero(~stays)
+        left = left[np.argsort(pieces.document[left], kind="stable")]
+        cut, cut_row = _end_to_end(pieces.take(left), row_length)
         num_kept = int(np.count_nonzero(keep))
         together = Pieces(*(np.concatenate(columns) for columns in zip(kept, cut, strict=True)))
         num_cut = int(cut_row[-1]) + 1 if cut_row.size else 0
-        return Placement(together, None, np.concatenate([kept_row, cut_row + num_kept]), num_kept + num_cut)
+        return Placement(together, np.concatenate([kept_row, cut_row + num_kept]), num_kept + num_cut)
 
     def describe(self) -> dict[str, int | str]:
         """Kind, version and arguments; the threshold as the shortest decimal number that tells it from others."""
@@ -228,7 +229,7 @@ class Concat(PlacingPolicy):
         if consumed:
             shift = np.where(pieces.document == 0, consumed, 0)
             pieces = Pieces(pieces.document, pieces.start + shift, pieces.stop + shift)
-        return Placement(pieces, None, row, num_rows)
+        return Placement(pieces, row, num_rows)
 
 
 @dataclass(frozen=True)
@@ -253,9 +254,10 @@ class NoPacking(PlacingPolicy):
     def place(self, lengths: Int64Array, row_length: int, /) -> Placement:
         """Place ``(k,)`` int64 lengths in tokens, at least 0, into rows of ``row_length`` tokens."""
         row_length = _checked(lengths, row_length)
-        pieces, truncated = _split_or_truncate(lengths, row_length, self.truncate)
+        kept, truncated = _truncated(lengths, row_length) if self.truncate else (lengths, (0, 0))
+        pieces = split(kept, row_length)
         num_rows = pieces.document.size
-        return Placement(pieces, None, np.arange(num_rows), num_rows, truncated)
+        return Placement(pieces, np.arange(num_rows), num_rows, truncated)
 
     def describe(self) -> dict[str, int | str]:
         """Kind, version and arguments."""
@@ -278,13 +280,26 @@ def _num_tokens(lengths: Int64Array, consumed: int) -> int:
     return int(lengths.sum()) - consumed
 
 
-def _split_or_truncate(lengths: Int64Array, row_length: int, truncate: bool) -> tuple[Pieces, tuple[int, int]]:
-    """Pieces no longer than a row; the documents that were truncated and the tokens left out of them."""
-    if not truncate:
-        return split(lengths, row_length), (0, 0)
+def _truncated(lengths: Int64Array, row_length: int) -> tuple[Int64Array, tuple[int, int]]:
+    """Lengths up to a row; the documents that are longer and the tokens left out of them."""
     kept = np.minimum(lengths, row_length)
     left_out = lengths - kept
-    return split(kept, row_length), (int(np.count_nonzero(left_out)), int(left_out.sum()))
+    return kept, (int(np.count_nonzero(left_out)), int(left_out.sum()))
+
+
+def _place_best(lengths: Int64Array, row_length: int) -> Placement:
+    """Full rows first, as nothing fits beside them; then each document's rest, longest first, by best fit."""
+    full, rests = split_off_full(lengths, row_length)
+    sequence, row, num_rows = best_fit(rests, row_length)
+    num_full = full.document.size
+    pieces = Pieces.empty(num_full + sequence.size)
+    for column, part in zip(pieces, full, strict=True):
+        column[:num_full] = part
+    document, start, stop = (column[num_full:] for column in pieces)
+    document[:] = sequence
+    lengths.take(sequence, out=stop, mode="clip")  # any other mode makes a copy first
+    np.subtract(stop, rests.take(sequence), out=start)
+    return Placement(pieces, np.concatenate([np.arange(num_full), row + num_full]), num_full + num_rows)
 
 
 def _end_to_end(pieces: Pieces, row_length: int) -> tuple[Pieces, Int64Array]:
