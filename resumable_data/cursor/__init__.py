@@ -10,12 +10,14 @@ from resumable_data.cursor.coverage import (
     sum_lanes,
 )
 from resumable_data.cursor.cursor import Committed, Cursor, Migration
+from resumable_data.cursor.phase import PHASE_NUM_BYTES, Phase, decode_phase, encode_phase, recipe_hash
 from resumable_data.cursor.recipe import Recipe, RecipeChange, check_allowed, compare_recipes, describe_changes
 from resumable_data.cursor.resume import new_cursor, resume_cursor
 from resumable_data.cursor.takeover import TakeOver
 
 __all__ = [
     "NO_ROWS",
+    "PHASE_NUM_BYTES",
     "STATE_KEY",
     "STATE_NUM_BYTES",
     "Committed",
@@ -23,6 +25,7 @@ __all__ = [
     "Cursor",
     "Lanes",
     "Migration",
+    "Phase",
     "Recipe",
     "RecipeChange",
     "TakeOver",
@@ -30,9 +33,12 @@ __all__ = [
     "check_allowed",
     "compare_recipes",
     "decode_cursor",
+    "decode_phase",
     "describe_changes",
     "encode_cursor",
+    "encode_phase",
     "new_cursor",
+    "recipe_hash",
     "require_room",
     "resume_cursor",
     "row_hashes",

@@ -1,35 +1,29 @@
-"""The fixed-size form of a cursor that goes into a checkpoint as one uint8 tensor.
+"""The fixed-size form of a cursor that goes into a checkpoint as one uint8 tensor, see `FixedForm`.
 
-::
-
-    byte 0    8 bytes   magic  b"RDCURSOR"
-         8    4 bytes   format version, little-endian
-        12    4 bytes   length of the JSON, little-endian
-        16    8 bytes   xxh3_64 of the JSON, little-endian
-        24              the cursor's canonical JSON, then zeros up to 4096 bytes
-
-The size never changes, so the state loads at any world size, and equal cursors are equal byte for byte.
+Its magic is ``b"RDCURSOR"``, and it takes 4096 bytes.
 """
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
-import xxhash
 
 from resumable_data.cursor.coverage import MAX_SPANS, CoverageSpan
 from resumable_data.cursor.cursor import Cursor
-from resumable_data.errors import CorruptStateError, StateError
+from resumable_data.cursor.fixed_form import FixedForm
+from resumable_data.errors import StateError
 from resumable_data.plan.packed_place import PackedPlace
 
 STATE_NUM_BYTES = 4096
 STATE_KEY = "resumable_data.cursor"
 
-_MAGIC = b"RDCURSOR"
-_FORMAT_VERSION = 1
-_HEADER = struct.Struct("<8sIIQ")
-_MAX_JSON_BYTES = STATE_NUM_BYTES - _HEADER.size
+_FORM = FixedForm(
+    name="cursor",
+    magic=b"RDCURSOR",
+    version=1,
+    num_bytes=STATE_NUM_BYTES,
+    remedy="Nothing was loaded, the loader is where it was; load an earlier checkpoint.",
+)
+_MAX_JSON_BYTES = _FORM.max_json_bytes
 _COUNTERS = tuple(field.name for field in msgspec.structs.fields(Cursor) if field.type is int and field.default == 0)
 _MAX_COUNT = 2**63 - 1
 _MAX_LANE = 2**64 - 1
@@ -48,8 +42,7 @@ def encode_cursor(cursor: Cursor) -> bytes:
             f"It records {len(cursor.migrations)} migrations; nothing was changed. Shorten the order's name or the "
             "fingerprint, or start a new run instead of migrating this one again."
         )
-    header = _HEADER.pack(_MAGIC, _FORMAT_VERSION, len(body), xxhash.xxh3_64_intdigest(body))
-    return (header + body).ljust(STATE_NUM_BYTES, b"\0")
+    return _FORM.wrap(body)
 
 
 def require_room(cursor: Cursor) -> None:
@@ -92,27 +85,4 @@ def decode_cursor(data: bytes | bytearray | memoryview) -> Cursor:
     Raises:
         CorruptStateError: The bytes are damaged, or of another format.
     """
-    data = bytes(data)
-    if len(data) != STATE_NUM_BYTES:
-        raise _corrupt(f"{STATE_NUM_BYTES} bytes", f"{len(data)} bytes")
-    magic, version, length, checksum = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        raise _corrupt(f"a cursor, which starts with {_MAGIC!r}", f"bytes that start with {magic!r}")
-    if version != _FORMAT_VERSION:
-        raise _corrupt(f"format version {_FORMAT_VERSION}", f"version {version}")
-    if length > _MAX_JSON_BYTES:
-        raise _corrupt(f"a length of at most {_MAX_JSON_BYTES} bytes", f"{length}")
-    body, padding = data[_HEADER.size : _HEADER.size + length], data[_HEADER.size + length :]
-    found = xxhash.xxh3_64_intdigest(body)
-    if found != checksum:
-        raise _corrupt(f"the checksum {checksum:016x}", f"{found:016x}: the bytes were changed after saving")
-    if padding.strip(b"\0"):
-        raise _corrupt("zeros after the cursor", "other bytes")
-    return Cursor.from_json(body)
-
-
-def _corrupt(expected: str, found: str) -> CorruptStateError:
-    return CorruptStateError(
-        f"the saved cursor cannot be read: expected {expected}, found {found}. Nothing was loaded, the loader is "
-        "where it was; load an earlier checkpoint."
-    )
+    return Cursor.from_json(_FORM.unwrap(data))

@@ -133,17 +133,24 @@ def check_fence(reports: Sequence[Report]) -> None:
 
 
 def sum_reports(reports: Sequence[Report]) -> Lanes:
+    """The digest of all data-parallel ranks' rows, each rank counted once; for the error see `sum_lanes`."""
+    return sum_lanes([(report.rank, (report.lane_0, report.lane_1)) for report in reports])
+
+
+def sum_lanes(of_processes: Sequence[tuple[int, Lanes]]) -> Lanes:
     """The digest of all data-parallel ranks' rows, each rank counted once.
+
+    Args:
+        of_processes: The data-parallel rank of each process, and the digest of the rows that it was handed.
 
     Raises:
         DisagreementError: Peers of one data-parallel rank read different samples.
     """
     lanes: dict[int, Lanes] = {}
-    for process, report in enumerate(reports):
-        own = (report.lane_0, report.lane_1)
-        if lanes.setdefault(report.rank, own) != own:
+    for process, (rank, own) in enumerate(of_processes):
+        if lanes.setdefault(rank, own) != own:
             raise DisagreementError(
-                f"process {process} and another process of data-parallel rank {report.rank} were handed different "
+                f"process {process} and another process of data-parallel rank {rank} were handed different "
                 "samples. Peers of one data-parallel rank (tensor, context, pipeline parallel) must read the same "
                 "ones; nothing was saved. Check data_axes=."
             )

@@ -6,16 +6,17 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from resumable_data.errors import RecipeMismatchError, UsageError
+from resumable_data.errors import UsageError
 from resumable_data.ledger import Ledger
 from resumable_data.loader.content import content_of
 from resumable_data.loader.reading import Reader
 from resumable_data.loader.remap import Placement, check_remap, remap_settings
 from resumable_data.loader.session import JobSettings, Session
+from resumable_data.loader.starting import find_start, microbatches_left
 from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
 from resumable_data.sampler import LossWeight, RankLayout
-from resumable_data.sampler.state import make_state, read_state, start_cursor
+from resumable_data.sampler.state import make_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from resumable_data.cursor import Cursor
+    from resumable_data.cursor import Cursor, Phase
     from resumable_data.loader.microbatch import Microbatch
     from resumable_data.order import Order
     from resumable_data.sampler import MicrobatchRows, Topology
@@ -187,22 +188,22 @@ class ResumableLoader:
             )
         return self._start()
 
-    def _start(self) -> Iterator[Microbatch]:
+    def _start(self, *, by_update: bool = False) -> Iterator[Microbatch]:
         self._reader.require_open()
         self._reader.stop()
-        self._session.rewind()
+        self._session.rewind(by_update=by_update)
         return self._reader.read(self._rows(), self._session, rank=self._settings.layout.rank)
 
     def _rows(self) -> Iterator[MicrobatchRows]:
         """This rank's rows from the cursor on."""
-        cursor, settings = self.cursor, self._settings
+        settings = self._settings
         rows = self._content.rank_rows(settings.schedule, settings.layout, self._weight)
-        return rows.from_place(update=cursor.updates, epoch=cursor.epoch, offset=cursor.offset)
+        return rows.from_place(**self._session.place)
 
     def updates(self) -> Iterator[Update]:
         """The same as iterating the loader, an update at a time, its microbatches already fetched."""
         count_targets = self._count_targets if self.cursor.recipe.normalize == "targets" else None
-        return group_updates(self._start(), self, count_targets)
+        return group_updates(self._start(by_update=True), self, self._session.hand_out, count_targets)
 
     def commit(self, applied: bool = True) -> None:
         """Move the cursor to the end of the update at the cursor. Call it after the optimizer step.
@@ -243,10 +244,8 @@ class ResumableLoader:
         Raises:
             TypeError: The run is endless.
         """
-        layout = self._settings.layout
-        left = self._settings.schedule.microbatches_left(
-            self.cursor.epoch, self.cursor.offset, microbatch=layout.microbatch, num_replicas=layout.num_replicas
-        )
+        schedule, layout = self._settings.schedule, self._settings.layout
+        left = microbatches_left(schedule, self.cursor, layout, num_behind=self._session.num_behind)
         if left is None:
             raise TypeError("a loader with epochs=None never ends and has no len()")
         return left
@@ -287,14 +286,7 @@ class ResumableLoader:
         self._session.check_run(self._find_start(state, allow))
 
     def _find_start(self, state: State, allow: Collection[str]) -> Cursor:
-        try:
-            return start_cursor(state, self.cursor.recipe, allow=allow)
-        except RecipeMismatchError as error:
-            saved = read_state(state, fresh_start=True)
-            change = saved and self._content.describe_change(saved.recipe)
-            if not change:
-                raise
-            raise RecipeMismatchError(f"{error}\n{change}") from None
+        return find_start(state, self.cursor.recipe, self._content, allow=allow)
 
     def remap(
         self,
@@ -361,6 +353,41 @@ class ResumableLoader:
             UsageError: The ranks were given as arguments, no process group has them, and there are no `peers`.
         """
         return self._session.agree(None if peers is None else [peer._session for peer in peers])
+
+    @property
+    def phase(self) -> int:
+        """Rows of the update at the cursor that all ranks together were handed so far; 0 at an update's border."""
+        return self._session.phase
+
+    def gather_phase(self, peers: Sequence[ResumableLoader] | None = None) -> Phase:
+        """What all ranks were handed of the unfinished update, for whoever saves its gradient. Collective.
+
+        Call it on all ranks after the backward of the same microbatch. The ledger is on the disk up to here.
+
+        Args:
+            peers: As for `check_agreement`.
+
+        Raises:
+            DisagreementError: Ranks were handed different microbatches; names ranks and counts.
+            CommitError: All of the update was delivered: step and commit first.
+            UsageError: As for `check_agreement`.
+        """
+        return self._session.gather_phase(None if peers is None else [peer._session for peer in peers])
+
+    def start_inside(self, phase: Phase) -> None:
+        """Go on in the middle of the update at the cursor, whose first part is accumulated already.
+
+        Call it on all ranks after `load_state_dict`, before iterating. Only the rest of the update is read then, split
+        over this rank set, with the weights of the whole update; the commit counts all of it.
+
+        Args:
+            phase: What `gather_phase` gave, on any number of ranks.
+
+        Raises:
+            OtherRunError: It is of another run.
+            StateError: It is of another update or recipe, or something was read already.
+        """
+        self._session.start_inside(phase)
 
     def mark_saved(self) -> None:
         """Record in the ledger that the checkpoint of the cursor is complete on the disk. Call it after the save."""

@@ -75,7 +75,7 @@ class Reader:
         if iteration != self._iteration:
             raise _stale()
         if self._seeds is not None:
-            self._seeds.restart(rank, session.cursor.position)
+            self._seeds.restart(rank, session.cursor.position + session.num_behind)
         pending = self._requests.start(rows_to_read)
         session.begin()
         # kept by the reader, not by this generator: to let go of it ends the workers, whoever holds this generator

@@ -17,7 +17,7 @@ from resumable_data.loader.agreement import gather_numbers
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from resumable_data.cursor import CoverageSpan, Cursor
+    from resumable_data.cursor import CoverageSpan, Cursor, Phase
     from resumable_data.ledger import Ledger, RankWriter
     from resumable_data.loader.targets import Process
     from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
@@ -58,7 +58,7 @@ class Recording:
             )
         return newest.run_id if newest else ""
 
-    def open(self, start: Cursor, run_id: str, process: Process | None) -> None:
+    def open(self, start: Cursor, run_id: str, process: Process | None, phase: Phase | None = None) -> None:
         """Claim or join the attempt, and open this rank's file. Collective.
 
         A peer of a data-parallel rank writes one only where the ledger was made with ``peers=True``.
@@ -150,6 +150,11 @@ class Recording:
         """Record that the checkpoint at an update is complete."""
         if self._writer is not None:
             self._writer.saved(update)
+
+    def sync(self) -> None:
+        """Wait until all so far is on the disk."""
+        if self._writer is not None:
+            self._writer.sync()
 
     def close(self) -> None:
         """End the file."""

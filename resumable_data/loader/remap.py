@@ -106,9 +106,10 @@ def check_remap(session: Session, *, rollback: bool) -> None:
     Raises:
         CommitError: It is not, and may not.
     """
-    if session.has_uncommitted and not rollback:
+    if (session.has_uncommitted or session.num_behind) and not rollback:
         raise CommitError(
             f"remap() expects to be called at an update's start; microbatches of update {session.cursor.updates} or "
-            "later were delivered and are not committed. Nothing changed. Commit first; or clear the gradients and "
-            "call remap(..., rollback=True): they are then read again by the new ranks, and count as discarded."
+            "later were delivered, or taken over from a checkpoint, and are not committed. Nothing changed. Commit "
+            "first; or clear the gradients and call remap(..., rollback=True): they are then read again by the new "
+            "ranks, and count as discarded."
         )

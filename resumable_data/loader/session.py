@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 import xxhash
 
-from resumable_data.errors import OtherRunError, UsageError
+from resumable_data.errors import OtherRunError, StateError, UsageError
 from resumable_data.loader.agreement import (
     Report,
     check_fence,
@@ -19,6 +19,7 @@ from resumable_data.loader.agreement import (
     gather_cursors,
     sum_reports,
 )
+from resumable_data.loader.phases import PhaseReport, check_phases, exchange_phases, phase_of
 from resumable_data.loader.recording import Recording
 from resumable_data.loader.targets import Process, read_count, sum_counts
 from resumable_data.loader.unreadable import require_no_peers
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from resumable_data.cursor import Cursor, Lanes
+    from resumable_data.cursor import Cursor, Lanes, Phase
     from resumable_data.ledger import Ledger
-    from resumable_data.plan import RunSchedule
+    from resumable_data.plan import RunSchedule, UpdateSpan
     from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
 
 
@@ -138,7 +139,7 @@ class Session:
             if self._settings.max_unreadable is not None:
                 require_no_peers(reports)
         self._progress.run_id = self._progress.run_id or f"{reports[0].run:016x}"
-        self._recording.open(self.cursor, self._progress.run_id, self._process)
+        self._recording.open(self.cursor, self._progress.run_id, self._process, self._progress.taken_over)
         self._progress.attempt = self._recording.attempt
         self._has_begun = True
 
@@ -163,8 +164,11 @@ class Session:
     def count_targets(self, update: int, local_count: Any, global_count: Any) -> float:
         """Take down the target tokens of a delivered update; its loss scale. See `Update.set_targets`. Collective."""
         self._progress.require_delivered(update)
-        layout, process = self._settings.layout, self._process
-        if global_count is not None:
+        layout, process, before = self._settings.layout, self._process, self._progress.taken_over
+        if before is not None and before.targets is not None and update == before.update:
+            read_count(local_count if global_count is None else global_count)  # of the rest alone, which is no use
+            tokens = before.targets
+        elif global_count is not None:
             tokens = read_count(global_count)
         elif process is not None:
             tokens = sum_counts(update, local_count, process)
@@ -179,11 +183,91 @@ class Session:
         self._progress.count_targets(update, tokens)
         return self._settings.loss_factor / max(tokens, 1)
 
-    def rewind(self) -> None:
-        """Forget what was delivered and not committed."""
+    def rewind(self, *, by_update: bool = False) -> None:
+        """Forget what was delivered and not committed; see `Progress.rewind`."""
         if self._progress.has_uncommitted:
             self._recording.rewind(self.cursor.next_index)
-        self._progress.rewind()
+        self._progress.rewind(by_update=by_update)
+
+    def hand_out(self, rows: MicrobatchRows) -> None:
+        """Take down that the training loop takes `rows` out of an update that was delivered whole."""
+        self._progress.hand_out(rows)
+
+    @property
+    def phase(self) -> int:
+        """Rows of the update at the cursor that all ranks together were handed."""
+        return self._progress.open_part.samples
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Where iteration starts, see `RankRows.from_place`."""
+        cursor = self.cursor
+        return {"update": cursor.updates, "epoch": cursor.epoch, "offset": cursor.offset, "phase": self.num_behind}
+
+    @property
+    def num_behind(self) -> int:
+        """Rows of the update at the cursor that were read before this session, and are not read again."""
+        before = self._progress.taken_over
+        return 0 if before is None else before.samples
+
+    def start_inside(self, phase: Phase) -> None:
+        """Go on after a part of the update at the cursor that was read before.
+
+        Raises:
+            StateError: It is not of this update, or something was read already.
+            OtherRunError: It is of another run.
+        """
+        if phase.samples == 0:
+            return
+        if self._has_begun or self._progress.has_uncommitted:
+            raise StateError(
+                "start_inside() expects a loader that has read nothing since load_state_dict(); this one has, from the "
+                f"start of update {self.cursor.updates} on. Rows of the phase would be trained on twice. Nothing "
+                "was changed; load the cursor again, then the phase, then iterate."
+            )
+        known = self._progress.run_id or self._recording.known_run()
+        phase.check_start(self.cursor, self._span, run_id=known)
+        self._progress.start_inside(phase, takes_lanes=self._settings.layout.rank == 0)
+
+    def gather_phase(self, peers: Sequence[Session] | None = None) -> Phase:
+        """What all ranks were handed of the update at the cursor; the ledger is on the disk up to here. Collective.
+
+        Args:
+            peers: As for `agree`.
+
+        Raises:
+            DisagreementError: Ranks are at different places.
+            CommitError: All of the update was delivered.
+            UsageError: As for `agree`.
+        """
+        group, sessions = self._settings.topology.group, [self] if peers is None else list(peers)
+        if group is not None and peers is None:
+            reports = exchange_phases(self._phase_report(), group)
+        else:
+            self._require_peers(peers)
+            reports = [session._phase_report() for session in sessions]
+        check_phases(reports)
+        before, part = self._progress.taken_over, self._progress.open_part
+        attempt = self._progress.attempt if part.has_own or before is None else before.attempt
+        num_rows = 0 if self._span is None else self._span.num_rows
+        phase = phase_of(reports, self.cursor, run_id=self._progress.run_id, attempt=attempt, num_rows=num_rows)
+        for session in sessions:
+            session._recording.sync()
+        return phase
+
+    @property
+    def _span(self) -> UpdateSpan | None:
+        """The update at the cursor; None where the run is over."""
+        return self._settings.schedule.update_at(self.cursor.epoch, self.cursor.offset)
+
+    def _phase_report(self) -> PhaseReport:
+        layout = self._settings.layout
+        return PhaseReport.of(
+            self._progress.open_part,
+            rank=layout.rank,
+            num_replicas=layout.num_replicas,
+            cursor=cursor_hash(self.cursor),
+        )
 
     def agree(self, peers: Sequence[Session] | None = None) -> Cursor:
         """Make sure that all ranks hold the same cursor, and put the digest of what they read into it. Collective.
@@ -207,19 +291,23 @@ class Session:
             reports = exchange(self._report(), group)
             check_reports(reports, explain=lambda: gather_cursors(self.cursor, group))
             sessions = [self]
-        elif self._settings.layout.num_replicas == 1:
-            reports, sessions = [self._report()], [self]
         else:
-            raise UsageError(
-                f"this loader is rank {self._settings.layout.rank} of {self._settings.layout.num_replicas} by its "
-                "arguments, and no process group has these ranks, so there is nobody to ask. Initialise the process "
-                "group with the same ranks; for ranks simulated in one process give peers=[all their loaders]."
-            )
+            self._require_peers(peers)
+            reports, sessions = [self._report()], [self]
         check_fence(reports)
         lanes = sum_reports(reports)
         for session in sessions:
             session._agree_on(lanes)
         return self.cursor
+
+    def _require_peers(self, peers: Sequence[Session] | None) -> None:
+        """Without a process group: make sure that all ranks are here."""
+        if peers is None and self._settings.layout.num_replicas > 1:
+            raise UsageError(
+                f"this loader is rank {self._settings.layout.rank} of {self._settings.layout.num_replicas} by its "
+                "arguments, and no process group has these ranks, so there is nobody to ask. Initialise the process "
+                "group with the same ranks; for ranks simulated in one process give peers=[all their loaders]."
+            )
 
     def _agree_on(self, lanes: Lanes) -> None:
         if self._settings.layout.num_replicas > 1:

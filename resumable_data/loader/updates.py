@@ -12,23 +12,30 @@ if TYPE_CHECKING:
 
     from resumable_data.loader.loader import ResumableLoader
     from resumable_data.loader.microbatch import Microbatch
+    from resumable_data.sampler import MicrobatchRows
 
     CountTargets = Callable[[int, Any, Any], float]
+    HandOut = Callable[[MicrobatchRows], None]
 
 
 class Update:
     """One optimizer update of one rank.
 
-    Iterating it gives its microbatches in order.
+    Iterating it gives its microbatches in order. What the newest iterator gave is what `ResumableLoader.phase` counts.
 
     Attributes:
         microbatches: All of them, fetched.
     """
 
     def __init__(
-        self, microbatches: list[Microbatch], loader: ResumableLoader, count_targets: CountTargets | None = None
+        self,
+        microbatches: list[Microbatch],
+        loader: ResumableLoader,
+        hand_out: HandOut,
+        count_targets: CountTargets | None = None,
     ) -> None:
         self.microbatches = microbatches
+        self._hand_out = hand_out
         self._loader = loader
         self._count_targets = count_targets
         self._scale = UpdateScale(self.index)
@@ -42,7 +49,9 @@ class Update:
         return self.microbatches[0].update
 
     def __iter__(self) -> Iterator[Microbatch]:
-        return iter(self.microbatches)
+        for microbatch in self.microbatches:
+            self._hand_out(microbatch._rows)
+            yield microbatch
 
     def __len__(self) -> int:
         return len(self.microbatches)
@@ -52,7 +61,9 @@ class Update:
 
         For ``normalize="targets"``, once per update on every rank, before the first backward. One all-reduce of four
         integers sums the counts over the data-parallel ranks; tensor-, context- and pipeline-parallel peers give the
-        same count, that of whole rows, and are counted once. The sum goes into `cursor.tokens` with the commit.
+        same count, that of whole rows, and are counted once. The sum goes into `cursor.tokens` with the commit. In the
+        rest of an update that was begun before a restart, the sum is the one that was agreed on then, and no count is
+        used.
 
         Args:
             local_count: Target tokens of this rank's rows whose weight is 1, over all microbatches: an integer, or
@@ -93,12 +104,15 @@ class Update:
 
 
 def group_updates(
-    microbatches: Iterable[Microbatch], loader: ResumableLoader, count_targets: CountTargets | None = None
+    microbatches: Iterable[Microbatch],
+    loader: ResumableLoader,
+    hand_out: HandOut,
+    count_targets: CountTargets | None = None,
 ) -> Iterator[Update]:
     """The updates that a stream of the loader's microbatches makes up."""
     fetched: list[Microbatch] = []
     for microbatch in microbatches:
         fetched.append(microbatch)
         if microbatch.is_last:
-            yield Update(fetched, loader, count_targets)
+            yield Update(fetched, loader, hand_out, count_targets)
             fetched = []

@@ -60,8 +60,8 @@ def repeated_positions(rows: MicrobatchRows, length: int) -> NDArray[np.int64]:
     Returns:
         (num_padding + num_filler,) int64.
     """
-    stride = rows.shape.stride
+    shape, stride = rows.shape, rows.shape.stride
     padding = rows.start + stride * np.arange(rows.num_samples, rows.num_rows, dtype=np.int64)
-    stretch_start = rows.start - (rows.start - rows.update_start) % stride  # what filler repeats
+    stretch_start = rows.start - (rows.start - rows.update_start - shape.phase) % stride  # what filler repeats
     filler = np.full(rows.num_filler, stretch_start, np.int64)
     return sample_positions(np.concatenate((padding, filler)), rows.span, length)

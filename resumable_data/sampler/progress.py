@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from resumable_data.cursor import NO_ROWS, Committed, CoverageSpan, add_lanes
 from resumable_data.errors import CommitError
+from resumable_data.sampler.open_part import HandedOut, OpenPart
 
 if TYPE_CHECKING:
-    from resumable_data.cursor import Cursor, Lanes
+    from resumable_data.cursor import Cursor, Lanes, Phase
     from resumable_data.plan import RunSchedule
     from resumable_data.sampler.rank_rows import MicrobatchRows
 
@@ -51,7 +52,10 @@ class Progress:
         self._committed = Committed()
         self._delivered: deque[tuple[MicrobatchRows, int, int]] = deque()  # complete updates: last microbatch, lanes
         self._open_lanes = [0, 0]  # of the update that is not complete
-        self._is_open = False
+        self._open: MicrobatchRows | None = None  # its newest microbatch
+        self._taken_over: Phase | None = None  # of the update at the cursor, what was read of it before
+        self._first_lanes: Lanes = NO_ROWS  # this rank's part of its digest
+        self._handed_out: HandedOut | None = None
         self._counts_targets = counts_targets
         self._targets: dict[int, int] = {}  # target tokens of updates that are not committed
         self._own_lanes: Lanes = NO_ROWS
@@ -74,13 +78,58 @@ class Progress:
     @property
     def has_uncommitted(self) -> bool:
         """Whether something was delivered that is not committed."""
-        return self._is_open or bool(self._delivered)
+        return self._open is not None or bool(self._delivered)
 
-    def rewind(self) -> None:
-        """Forget what was delivered and not committed: it is read again."""
+    @property
+    def taken_over(self) -> Phase | None:
+        """The part of the update at the cursor that was read before, and is not read again."""
+        return self._taken_over
+
+    def start_inside(self, phase: Phase, *, takes_lanes: bool) -> None:
+        """Begin after a part of the update at the cursor.
+
+        Args:
+            phase: The part.
+            takes_lanes: Whether this is the rank that counts its rows in the coverage digest; one does.
+        """
+        self._taken_over = phase
+        self._first_lanes = phase.lanes if takes_lanes else NO_ROWS
+        self.run_id = self.run_id or phase.run_id
+        self.rewind()
+
+    def rewind(self, *, by_update: bool = False) -> None:
+        """Forget what was delivered and not committed: it is read again; `by_update`, where whole updates are fetched.
+
+        What was taken over stays.
+        """
         self._delivered.clear()
         self._targets.clear()
-        self._is_open, self._open_lanes = False, [0, 0]
+        self._open, self._open_lanes = None, list(self._first_lanes)
+        self._handed_out = HandedOut() if by_update else None
+
+    def hand_out(self, rows: MicrobatchRows) -> None:
+        """Take down that a loop takes `rows` out of an update that was delivered whole."""
+        if self._handed_out is not None:
+            self._handed_out.add(rows)
+
+    @property
+    def open_part(self) -> OpenPart:
+        """How far into the update at the cursor this rank is."""
+        before = self._taken_over
+        start = OpenPart() if before is None else OpenPart(before.samples, self._first_lanes, targets=before.targets)
+        targets = self._targets.get(self._next_update, start.targets)
+        handed = self._handed_out
+        if handed is not None:
+            if handed.rows is None or handed.rows.update != self._next_update:
+                return start._replace(is_fetched=self.has_uncommitted)
+            rows, lanes = handed.rows, add_lanes(start.lanes, handed.lanes)
+        elif self._delivered:
+            rows, lanes = self._delivered[0][0], (self._delivered[0][1], self._delivered[0][2])
+        elif self._open is not None:
+            rows, lanes = self._open, (self._open_lanes[0], self._open_lanes[1])
+        else:
+            return start
+        return OpenPart(rows.rows_so_far, add_lanes(lanes, NO_ROWS), rows.is_last, has_own=True, targets=targets)
 
     def deliver(self, rows: MicrobatchRows) -> None:
         """Take down that `rows` were handed to the training loop.
@@ -93,7 +142,7 @@ class Progress:
         lanes = self._open_lanes
         lanes[0] += rows.lane_0
         lanes[1] += rows.lane_1
-        self._is_open = not rows.is_last
+        self._open = None if rows.is_last else rows
         if rows.is_last:
             self._delivered.append((rows, lanes[0], lanes[1]))
             self._open_lanes = [0, 0]
@@ -136,7 +185,7 @@ class Progress:
             CommitError: That update's last microbatch was not delivered, or its target tokens were not counted.
         """
         if not self._delivered:
-            found = "only a part of it was" if self._is_open else "nothing of it was"
+            found = "only a part of it was" if self._open is not None else "nothing of it was"
             raise CommitError(
                 f"commit() expects that the last microbatch of update {self._next_update} was delivered; {found}. "
                 "The cursor did not move. Call commit() once per update, after the microbatch with is_last and the "
@@ -149,7 +198,7 @@ class Progress:
                 "of this rank's rows, call update.set_targets(count), then run backward, step and commit."
             )
         (last, lane_0, lane_1), total = self._delivered.popleft(), self._committed
-        _, num_samples, padding, _ = last.shape
+        num_samples, padding = last.shape.num_samples, last.shape.padding
         total.stop = last.update_start + num_samples
         if ends_step and applied:
             total.applied += 1
@@ -161,6 +210,7 @@ class Progress:
         total.tokens += self._targets.pop(last.update, last.tokens)
         self._own_lanes = add_lanes(self._own_lanes, (lane_0, lane_1))
         self._next_update += 1
+        self._taken_over, self._first_lanes = None, NO_ROWS
         if self._next_update % _SETTLE_EVERY == 0:
             _ = self.cursor  # what is behind it can be let go of, see `PackedSchedule.packed_place`
         return last.update

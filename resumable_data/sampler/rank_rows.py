@@ -16,7 +16,7 @@ import numpy as np
 
 from resumable_data.cursor import row_hashes
 from resumable_data.errors import TopologyError
-from resumable_data.plan import BatchPlan, UpdateSpan, require_count
+from resumable_data.plan import BatchPlan, Segment, UpdateSpan, require_count
 from resumable_data.sampler.padding import row_ids
 from resumable_data.sampler.targets import LossWeight, UpdateWeights
 
@@ -58,16 +58,25 @@ class UpdateShape(NamedTuple):
     """What equal updates, one after another, have in common.
 
     Attributes:
-        num_microbatches: Microbatches of each update, on every rank.
+        num_microbatches: Microbatches of each update, on every rank; of the rest of it, where `phase` rows are behind.
         num_samples: Samples of each update.
         padding: Padding rows of each update.
         stride: Distance between rows of one rank, the number of ranks.
+        phase: Rows of each update that another rank set read before.
     """
 
     num_microbatches: int
     num_samples: int
     padding: int
     stride: int
+    phase: int = 0
+
+    def rows_up_to(self, microbatch: int) -> int:
+        """Rows of the update, over all ranks, up to the end of a microbatch, those of the phase among them."""
+        num_rows = self.num_samples + self.padding
+        shortest, longer = divmod(-(-(num_rows - self.phase) // self.stride), self.num_microbatches)
+        of_rank = (microbatch + 1) * shortest + min(microbatch + 1, longer)
+        return min(self.phase + of_rank * self.stride, num_rows)
 
 
 # gc=False: thousands of these are made at once, none is in a cycle, and the collector would look through all of them
@@ -122,6 +131,11 @@ class MicrobatchRows(msgspec.Struct, frozen=True, gc=False):
         return UpdateSpan(self.update_start, self.shape.num_samples, self.shape.padding)
 
     @property
+    def rows_so_far(self) -> int:
+        """Rows of the update, over all ranks, up to the end of this microbatch."""
+        return self.shape.rows_up_to(self.microbatch)
+
+    @property
     def lanes(self) -> tuple[int, int]:
         """What the rows that are no padding add to the coverage digest."""
         return self.lane_0, self.lane_1
@@ -152,16 +166,23 @@ class RankRows:
         self._layout = layout
         self._weight = weight
 
-    def from_place(self, *, update: int, epoch: int, offset: int) -> Iterator[MicrobatchRows]:
-        """Microbatches from `offset` samples into `epoch`, where update number `update` starts."""
-        return chain.from_iterable(self._blocks(update, epoch, offset))
+    def from_place(self, *, update: int, epoch: int, offset: int, phase: int = 0) -> Iterator[MicrobatchRows]:
+        """Microbatches from `offset` samples into `epoch`, where update number `update` starts.
 
-    def _blocks(self, update: int, epoch: int, offset: int) -> Iterator[Iterator[MicrobatchRows]]:
+        Of that update the first `phase` rows are left out; its other microbatches are weighed as parts of all of it.
+        """
+        return chain.from_iterable(self._blocks(update, epoch, offset, phase))
+
+    def _blocks(self, update: int, epoch: int, offset: int, phase: int) -> Iterator[Iterator[MicrobatchRows]]:
         """The microbatches in blocks that grow from a single one to about `BLOCK_ROWS` rows."""
         layout, block_rows = self._layout, 1
-        for segment in self._schedule.segments(epoch, offset):
-            rows = segment.span.num_rows
-            plan = BatchPlan(global_batch=rows, microbatch=layout.microbatch, num_replicas=layout.num_replicas)
+        for segment, behind in _with_phase(self._schedule.segments(epoch, offset), phase):
+            plan = BatchPlan(
+                global_batch=segment.span.num_rows,
+                microbatch=layout.microbatch,
+                num_replicas=layout.num_replicas,
+                phase=behind,
+            )
             weights = UpdateWeights(self._weight, self._order, segment)
             rows_of_one = -(-plan.rows_per_replica // plan.accumulation_steps)
             first, stop = 0, segment.num_updates * plan.accumulation_steps
@@ -195,7 +216,7 @@ class RankRows:
             loss_scales,
             tokens,
             (places.index == places.num_microbatches - 1).tolist(),
-            repeat(UpdateShape(places.num_microbatches, places.span.num_samples, places.span.padding, places.stride)),
+            repeat(places.shape),
         )
 
     def _lookup(self, places: _Places, num_filler: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -209,6 +230,17 @@ class RankRows:
         return ids[: places.rows.size], filler_ids
 
 
+def _with_phase(segments: Iterator[Segment], phase: int) -> Iterator[tuple[Segment, int]]:
+    """Segments, and the rows of their updates that are behind: `phase` in the first update, none later."""
+    if phase:
+        span, num_updates = next(segments)
+        yield Segment(span, 1), phase
+        if num_updates > 1:
+            yield Segment(span._replace(start=span.start + span.num_samples), num_updates - 1), 0
+    for segment in segments:
+        yield segment, 0
+
+
 class _Places:
     """Where the rows of one rank are, for microbatches [first, first + size) counted over equal updates.
 
@@ -220,6 +252,7 @@ class _Places:
         size: Number of microbatches.
 
     Attributes:
+        shape: What the updates have in common.
         number: The update of each microbatch, counted from `span`: (size,) int64.
         index: The microbatch's place in its update: (size,) int64.
         update_starts: Position where its update starts: (size,) int64.
@@ -233,6 +266,7 @@ class _Places:
         self.span = span
         self.stride = plan.num_replicas
         self.num_microbatches = plan.accumulation_steps
+        self.shape = UpdateShape(self.num_microbatches, span.num_samples, span.padding, self.stride, plan.phase)
         microbatches = np.arange(first, first + size, dtype=np.int64)
         self.number, self.index = np.divmod(microbatches, self.num_microbatches)
         shortest, longer = divmod(plan.rows_per_replica, self.num_microbatches)
@@ -240,7 +274,7 @@ class _Places:
         num_own = plan.num_rows(rank)
         counts = np.minimum(cuts + shortest + (self.index < longer), num_own) - np.minimum(cuts, num_own)
         self.update_starts = span.start + self.number * span.num_samples
-        self.stretch_starts = self.update_starts + cuts * self.stride
+        self.stretch_starts = self.update_starts + plan.phase + cuts * self.stride
         self.starts = self.stretch_starts + rank
         self.edges = np.zeros(size + 1, np.int64)
         np.cumsum(counts, out=self.edges[1:])
