@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
     from resumable_data.checkpoint import (
         CheckpointReport,
+        InFlightGradients,
         latest_checkpoint,
         load_checkpoint,
         save_checkpoint,
@@ -48,6 +49,7 @@ __all__ = [
     "Cursor",
     "DistributedSampler",
     "Fill",
+    "InFlightGradients",
     "Ledger",
     "Microbatch",
     "NoPacking",
@@ -86,6 +88,7 @@ _HOMES = {
     "Cursor": "cursor",
     "DistributedSampler": "tracking",
     "Fill": "packing",
+    "InFlightGradients": "checkpoint",
     "Ledger": "ledger",
     "Microbatch": "loader",
     "NoPacking": "packing",

@@ -12,13 +12,23 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.files.latest import latest_checkpoint
     from resumable_data.checkpoint.files.report import CheckpointReport
     from resumable_data.checkpoint.files.verify import verify_checkpoint
+    from resumable_data.checkpoint.gradients import InFlightGradients
     from resumable_data.checkpoint.load import Loaded, load_checkpoint
     from resumable_data.checkpoint.save import save_checkpoint
 
-__all__ = ["CheckpointReport", "Loaded", "latest_checkpoint", "load_checkpoint", "save_checkpoint", "verify_checkpoint"]
+__all__ = [
+    "CheckpointReport",
+    "InFlightGradients",
+    "Loaded",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "save_checkpoint",
+    "verify_checkpoint",
+]
 
 _HOMES = {
     "CheckpointReport": "files.report",
+    "InFlightGradients": "gradients",
     "Loaded": "load",
     "latest_checkpoint": "files.latest",
     "load_checkpoint": "load",

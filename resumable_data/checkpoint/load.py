@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,8 +21,9 @@ from resumable_data.checkpoint.differences import ALLOWANCES, Difference, compar
 from resumable_data.checkpoint.files.against_manifest import list_keys
 from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metadata
 from resumable_data.checkpoint.files.verify import verify_checkpoint
+from resumable_data.checkpoint.gradients import GRADIENTS_KEY, PHASE_KEY
 from resumable_data.checkpoint.live_digest import gather_digests
-from resumable_data.checkpoint.manifest import TensorKey, read_manifest
+from resumable_data.checkpoint.manifest import BytesKey, TensorKey, read_manifest
 from resumable_data.checkpoint.program import Program, skeleton
 from resumable_data.checkpoint.save import LOADER_NAME, tensors_of
 from resumable_data.cursor import STATE_KEY
@@ -36,6 +38,11 @@ if TYPE_CHECKING:
     from resumable_data.loader import ResumableLoader
 
 LEVEL = "directory"
+_logger = logging.getLogger(__name__)
+_DISCARDED = (
+    "%s was saved inside an update, after %d of its rows, and their gradients were not loaded: the run goes on at the "
+    "update's start and reads these rows again. With InFlightGradients in the state it goes on after them."
+)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +55,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         differences: What differed from the program, and was allowed.
         allowances: Those that were needed, for the next `save_checkpoint`.
         values: The plain values of the state, as loaded, by name.
+        discarded: Rows of the update at the cursor that the run which saved was given, and whose gradients were not
+            loaded: they are read again.
     """
 
     path: str
@@ -56,6 +65,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[Difference, ...]
     allowances: tuple[str, ...]
     values: dict[str, Any]
+    discarded: int = 0
 
 
 def load_checkpoint(
@@ -97,12 +107,14 @@ def load_checkpoint(
         raise UsageError(f"allow= takes {sorted(ALLOWANCES | ALLOWED_CHANGES)}, got {unknown}")
     on_first(lambda: _require_sound(path, level, needs_manifest="no_manifest" not in names))
     manifest = together(lambda: read_manifest(path))
-    program = Program(state)
+    in_checkpoint = together(lambda: list_keys(parse_metadata((path / METADATA_NAME).read_bytes())))
+    program = together(lambda: Program(state, loader))
     like = together(program.state)
+    like |= {name: part.template(_gradients_in(in_checkpoint, name)) for name, part in program.gradients.items()}
     if loader is not None:
         like[LOADER_NAME] = loader.state_dict()
     keys = skeleton(like)
-    differences = together(lambda: _compare(path, like, names & ALLOWANCES))
+    differences = together(lambda: _compare(path, in_checkpoint, like, names & ALLOWANCES))
     cursor = None if manifest is None else manifest.decode_cursor()
     if loader is not None and cursor is not None:
         together(lambda: loader.check_state(cursor, of_loader))
@@ -111,10 +123,15 @@ def load_checkpoint(
     if loader is not None:
         _check_loader(template, None if manifest is None else int(manifest.nonce, 16))
     values = program.restore({name: template[name] for name in program.parts}, keys)
+    gradients = {name: template[name] for name in program.gradients}
     if manifest is not None:
-        _check_values(path, manifest, program)
+        _check_values(path, manifest, together(program.state) | gradients)
     if loader is not None:
         loader.load_state_dict(template[LOADER_NAME], allow=of_loader)
+    together(lambda: _restore_gradients(program, gradients))
+    discarded = 0 if manifest is None or loader is None or loader.phase else manifest.phase
+    if discarded:
+        _logger.warning(_DISCARDED, shown(path), discarded)
     return Loaded(
         path=str(path),
         has_manifest=manifest is not None,
@@ -122,6 +139,7 @@ def load_checkpoint(
         differences=tuple(differences),
         allowances=tuple(sorted({one.kind for one in differences} | (names & {"no_manifest"}) | of_loader)),
         values=values,
+        discarded=discarded,
     )
 
 
@@ -138,13 +156,26 @@ def _require_sound(path: Path, level: str, *, needs_manifest: bool) -> bytes:
     return b""
 
 
-def _compare(path: Path, state: dict[str, Any], allowed: set[str]) -> list[Difference]:
+def _gradients_in(in_checkpoint: Collection[str], name: str) -> set[str]:
+    """Names of the parameters that the checkpoint has gradients of."""
+    prefix = f"{name}.{GRADIENTS_KEY}."
+    return {key.removeprefix(prefix) for key in in_checkpoint if key.startswith(prefix)}
+
+
+def _restore_gradients(program: Program, gradients: Mapping[str, Any]) -> None:
+    for name, part in program.gradients.items():
+        if PHASE_KEY in gradients[name]:  # where it was allowed to be absent, the run goes on at the update's start
+            part.load_state_dict(gradients[name])
+
+
+def _compare(
+    path: Path, in_checkpoint: Mapping[str, TensorKey | BytesKey], state: dict[str, Any], allowed: set[str]
+) -> list[Difference]:
     """What differs between the checkpoint and the program.
 
     Raises:
         CheckpointError: Something that is not allowed to.
     """
-    in_checkpoint = list_keys(parse_metadata((path / METADATA_NAME).read_bytes()))
     differences = compare_keys(in_checkpoint, describe_program(flatten_state_dict(state)[0]))
     refuse(path, differences, allowed)
     return differences
@@ -183,8 +214,8 @@ def _read(path: Path, state: dict[str, Any]) -> None:
         dcp.load(state, checkpoint_id=path, planner=_Planner(), no_dist=alone)
 
 
-def _check_values(path: Path, manifest: Manifest, program: Program) -> None:
-    """Hold the program's tensors against the digests that were taken before the save, where there are any. Collective.
+def _check_values(path: Path, manifest: Manifest, state: dict[str, Any]) -> None:
+    """Hold a program's tensors against the digests that were taken before the save, where there are any. Collective.
 
     Raises:
         CheckpointError: Some are not what was saved.
@@ -192,7 +223,7 @@ def _check_values(path: Path, manifest: Manifest, program: Program) -> None:
     """
     if manifest.checksums != "digest":
         return
-    tensors = tensors_of(together(program.state))
+    tensors = tensors_of(state)
     saved = {key: what for key, what in manifest.keys.items() if isinstance(what, TensorKey) and what.digest}
     # a tensor of another type was cast, as was allowed: its bits are not those that were saved
     alike = {

@@ -106,6 +106,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         cursor: The loader's cursor as JSON, made by `Cursor.to_json`; ``null`` without a loader.
         topology: The ranks that saved.
         update: Index of the next update; None where nothing counts them.
+        phase: Rows of the update at the cursor that the training loop was given; 0 at an update's border.
+        has_gradients: Whether the state has those of the phase. Where not, they are discarded at a load: a run goes on
+            at the update's start.
         rng: What becomes of random states on other ranks: the declared policy; empty where none are saved.
         allowances: What was allowed by name at the load that the run came from.
     """
@@ -124,6 +127,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cursor: msgspec.Raw = msgspec.Raw(b"null")
     topology: Topology
     update: Count | None = None
+    phase: Count = 0
+    has_gradients: bool = False
     rng: str = ""
     allowances: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.state_dict import (
@@ -21,7 +21,11 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from resumable_data.checkpoint.gradients import InFlightGradients
 from resumable_data.errors import UsageError
+
+if TYPE_CHECKING:
+    from resumable_data.loader import ResumableLoader
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -105,17 +109,22 @@ class Program:
 
     Args:
         parts: Names to models, optimizers, objects with ``state_dict`` and ``load_state_dict``, or plain values.
+        loader: The loader that is saved or loaded with them.
 
     Raises:
-        UsageError: An optimizer's parameters are those of no model, or of several.
+        UsageError: An optimizer's parameters are those of no model, or of several; there are several
+            `InFlightGradients`, or one of another loader.
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
+    def __init__(self, parts: Mapping[str, Any], loader: ResumableLoader | None = None) -> None:
         models = [part for part in parts.values() if isinstance(part, Module)]
-        self.parts: dict[str, Part] = {name: _part(name, part, models) for name, part in parts.items()}
+        self.gradients = {name: part for name, part in parts.items() if isinstance(part, InFlightGradients)}
+        _check_gradients(self.gradients, loader)
+        others = {name: part for name, part in parts.items() if name not in self.gradients}
+        self.parts: dict[str, Part] = {name: _part(name, part, models) for name, part in others.items()}
 
     def state(self) -> dict[str, Any]:
-        """The state of all parts.
+        """The state of all parts but the gradients under way, which is collective.
 
         Raises:
             UsageError: It holds what could not be read back.
@@ -143,6 +152,21 @@ class Program:
                     if isinstance(part, ValuePart):
                         values[name] = part.value
         return values
+
+
+def _check_gradients(gradients: Mapping[str, InFlightGradients], loader: ResumableLoader | None) -> None:
+    if len(gradients) > 1:
+        raise UsageError(
+            f"expected one InFlightGradients in the state, found {len(gradients)}: {sorted(gradients)}. An update has "
+            "one phase. Nothing was saved or loaded; for several models give it a ModuleList of them."
+        )
+    for name, part in gradients.items():
+        if part.loader is not loader:
+            raise UsageError(
+                f"expected loader= to be the one that the InFlightGradients {name!r} was made with; found "
+                f"{'none' if loader is None else 'another'}. Its phase is a part of that loader's update, and without "
+                "its cursor it means nothing. Nothing was saved or loaded; give that loader as loader=."
+            )
 
 
 def _part(name: str, part: Any, models: list[Module]) -> Part:

@@ -75,13 +75,15 @@ def save_checkpoint(
         loader.check_agreement()
     on_first(lambda: _require_empty(path))
     nonce = int.from_bytes(on_first(lambda: os.urandom(8)), "little") >> 1
-    saved = together(lambda: Program(state).state())
+    program = together(lambda: Program(state, loader))
+    saved = together(program.state)
+    saved |= {name: gradients.state_dict() for name, gradients in program.gradients.items()}
     _check_agreement(saved)
     digests = gather_digests(tensors_of(saved)) if checksums == "digest" else {}
     if loader is not None:
         saved[LOADER_NAME] = seal_state(loader.state_dict(), nonce)
     together(lambda: _write(path, saved))
-    on_first(lambda: _commit(path, nonce, digests, loader, allowances))
+    on_first(lambda: _commit(path, nonce, digests, program, loader, allowances))
     if loader is not None:
         loader.mark_saved()
 
@@ -156,7 +158,12 @@ def tensors_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _commit(
-    path: Path, nonce: int, digests: dict[str, str], loader: ResumableLoader | None, allowances: tuple[str, ...]
+    path: Path,
+    nonce: int,
+    digests: dict[str, str],
+    program: Program,
+    loader: ResumableLoader | None,
+    allowances: tuple[str, ...],
 ) -> bytes:
     """Write the manifest of what lies in the directory, as it is found there, and of what was in memory."""
     described, cursor = describe_directory(path), None if loader is None else loader.cursor
@@ -184,6 +191,8 @@ def _commit(
             dp_size=topology.num_replicas if topology is not None else rank_and_size()[1],
         ),
         update=None if cursor is None else cursor.updates,
+        phase=0 if loader is None else loader.phase,
+        has_gradients=bool(program.gradients),
         allowances=allowances,
     )
     write_manifest(path, manifest)

@@ -233,6 +233,16 @@ class ResumableLoader:
         return self._settings.topology
 
     @property
+    def gradient_reduction(self) -> str:
+        """What is done to gradients across ranks, ``"mean"`` or ``"sum"``."""
+        return self._placement.gradient_reduction
+
+    @property
+    def reduction_size(self) -> int:
+        """Ranks that gradients are reduced over."""
+        return self._placement.reduction_size or self._settings.layout.num_replicas
+
+    @property
     def num_updates(self) -> int | None:
         """Updates of the whole run; None where it is endless."""
         left = self._settings.schedule.updates_left(self.cursor.epoch, self.cursor.offset)
