@@ -10,6 +10,7 @@ import numpy as np
 from resumable_data.audit.branch import Branch
 from resumable_data.audit.findings import Issue, finding, gather_issues
 from resumable_data.audit.history import NUM_UPDATES_MAX, claim_stretch, require_room
+from resumable_data.audit.inside import check_inside, find_handed_on, rows_behind, samples_behind
 from resumable_data.audit.rank_audit import Change, RankResult
 from resumable_data.audit.report import AttemptReport, Bounds
 from resumable_data.audit.timeline import reached_position, step_stops
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
     from resumable_data.order import Order
 
 
+class OpenSamples(NamedTuple):
+    """Samples of an update that one launch began and another may have finished.
+
+    Attributes:
+        update: The update.
+        samples: How many of its samples.
+        stop_position: The position after the last of them, where it is of use.
+    """
+
+    update: int
+    samples: int
+    stop_position: int = 0
+
+
 class AttemptResult(NamedTuple):
     """What an attempt's files add to the audit.
 
@@ -37,6 +52,9 @@ class AttemptResult(NamedTuple):
         unverified: Samples of which it is open what was delivered.
         unreadable: Samples of the surviving history that could not be read, as recorded.
         agreements: The digests that ranks agreed on before saves, in the surviving history.
+        handed_on: What it delivered of an update that later attempts went on with.
+        lost_inside: Updates that are parted among launches, and samples of them that files should tell about and do
+            not.
     """
 
     report: AttemptReport
@@ -46,6 +64,8 @@ class AttemptResult(NamedTuple):
     unverified: int = 0
     unreadable: tuple[UnreadableSample, ...] = ()
     agreements: frozenset[CoverageSpan] = frozenset()
+    handed_on: OpenSamples | None = None
+    lost_inside: tuple[OpenSamples, ...] = ()
 
 
 def find_branch(history: History, number: int, files: RankFiles, order: Order | None, *, key: int = 0) -> Branch:
@@ -72,7 +92,10 @@ def find_branch(history: History, number: int, files: RankFiles, order: Order | 
         stop = max(child.batches if counts_batches else child.updates, stop)
     require_room(claim, stop)
     jumps = _find_jumps(scans, stop) if counts_batches else []
-    return Branch(claim, Course.of(claim_stretch(claim, history.rows), jumps), stop, order, key)
+    course = Course.of(claim_stretch(claim, history.rows), jumps)
+    behind = rows_behind(claim, course)
+    handed_on = find_handed_on(history, number, course, stop_update=stop, behind=behind)
+    return Branch(claim, course, stop, order, key, behind, handed_on)
 
 
 def _common_stop(scans: list[Scan]) -> int:
@@ -98,13 +121,14 @@ def _num_steps(scan: Scan) -> int:
     return scan.num_steps
 
 
-def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> AttemptResult:
+def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None, *, is_provided: bool = False) -> AttemptResult:
     """Audit an attempt of the surviving history.
 
     Args:
         branch: The attempt and its part of the history.
         files: Its files.
         child: The cursor that the next attempt started at; None for the newest.
+        is_provided: Whether another one of the history delivered what it took over inside an update.
     """
     claim = branch.claim
     results = files.audit(branch)
@@ -112,6 +136,10 @@ def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> Atte
     for rank, result in enumerate(results):
         if result.known_stop < branch.stop_update:
             issues.append(_ends_early(rank, result, branch))
+        elif result.is_missing and branch.handed_on is not None:
+            update = branch.handed_on.update
+            expected = f"its part of {branch.word} {update}, which the next attempt went on with"
+            issues.append(Issue("RD105", rank, expected, "no file that can be used", 1, update, update))
     longest = _longest(results)
     num_steps = int(np.searchsorted(longest.stops, branch.stop_update, side="right"))
     applied = longest.applied[:num_steps]
@@ -119,6 +147,7 @@ def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> Atte
     gathered = [_with_positions(one, branch) for one in gather_issues(claim.attempt, issues, branch.word)]
     peers = files.compare_peers()
     findings = [*files.findings, *gathered, *peers, *_check_end(branch)]
+    findings += check_inside(branch, is_provided=is_provided)
     if child is not None:
         findings += _check_applied(branch, longest, num_steps, child)
         findings += _check_counts(branch, child) if branch.counts_batches else []
@@ -127,6 +156,7 @@ def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> Atte
     report = report_attempt(
         claim,
         stop_update=claim.start.updates + num_steps if child is None else max(child.updates, claim.start.updates),
+        first_position=claim.start.position + samples_behind(branch),
         stop_position=branch.stop_position,
         reached_position=max(result.reached for result in results),
         is_newest=child is None,
@@ -143,6 +173,27 @@ def audit_branch(branch: Branch, files: RankFiles, child: Cursor | None) -> Atte
         unverified=sum(result.unverified for result in results),
         unreadable=tuple(one for result in results for one in result.unreadable),
         agreements=frozenset().union(*(result.agreements for result in results)),
+        handed_on=_handed_on(branch, results),
+        lost_inside=_lost_inside(branch, results, is_provided=is_provided),
+    )
+
+
+def _handed_on(branch: Branch, results: list[RankResult]) -> OpenSamples | None:
+    """What later attempts took over of the update after this attempt's last one."""
+    part = branch.handed_on
+    if part is None:
+        return None
+    samples = sum(result.handed_on for result in results)
+    return OpenSamples(part.update, samples, branch.stop_position + part.num_samples)
+
+
+def _lost_inside(branch: Branch, results: list[RankResult], *, is_provided: bool) -> tuple[OpenSamples, ...]:
+    """Samples of parted updates that are not in any file, and should be in this attempt's or in those before it."""
+    first = branch.course.first_update
+    behind = 0 if is_provided or not branch.behind else samples_behind(branch)
+    return (
+        OpenSamples(first, behind),
+        OpenSamples(branch.stop_update, sum(result.lost_inside for result in results)),
     )
 
 
@@ -168,6 +219,7 @@ def audit_dead(attempt: Attempt, files: RankFiles, *, is_surely_dead: bool) -> A
         attempt.claim,
         survives=False,
         stop_update=max(stops),
+        first_position=attempt.claim.start.position,
         stop_position=attempt.claim.start.position,
         reached_position=reached,
         is_newest=False,
@@ -184,6 +236,7 @@ def report_attempt(
     *,
     survives: bool = True,
     stop_update: int,
+    first_position: int,
     stop_position: int,
     reached_position: int,
     is_newest: bool,
@@ -195,21 +248,22 @@ def report_attempt(
     """An attempt's line in the report."""
     return AttemptReport(
         attempt=claim.attempt,
-        parent=claim.start.attempt,
+        parent=claim.parent,
         num_replicas=claim.num_replicas,
         microbatch=claim.microbatch,
         global_batch=claim.start.recipe.global_batch,
         survives=survives,
         first_update=claim.start.updates,
         stop_update=stop_update,
-        first_position=claim.start.position,
-        stop_position=stop_position,
+        first_position=first_position,
+        stop_position=max(stop_position, first_position),
         reached_position=reached_position,
         is_newest=is_newest,
         skipped=skipped,
         delivered=delivered,
         discarded=discarded,
         in_flight=in_flight,
+        taken_over=claim.inside.samples if claim.inside else msgspec.UNSET,
     )
 
 

@@ -16,6 +16,7 @@ from resumable_data.audit.updates import Course, Shares, num_microbatches, share
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from resumable_data.audit.inside import HandedOn
     from resumable_data.ledger import Claim
     from resumable_data.ledger.columns import Deliveries
     from resumable_data.order import Order
@@ -35,14 +36,14 @@ class Totals(NamedTuple):
     Attributes:
         samples: Their samples.
         padding: Their padding rows.
-        kinds: The (rows, padding rows among them) that occur, and in how many updates.
+        kinds: The (rows, padding rows among them, rows taken over) that occur, and in how many updates.
         first_over: The first of them that the run is too short for; None where there is none.
         num_microbatches: Microbatches of each rank in each of them: (n,) int64.
     """
 
     samples: int
     padding: int
-    kinds: dict[tuple[int, int], int]
+    kinds: dict[tuple[int, int, int], int]
     first_over: int | None
     num_microbatches: Vector
 
@@ -58,6 +59,8 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
         stop_update: Its updates before this one survived.
         order: The order of the run; None where it cannot be rebuilt.
         key: What keyed digests are keyed with, 0 where that is not known.
+        behind: Rows of its first update that an earlier attempt delivered, and that it took over.
+        handed_on: The part of the update `stop_update` that the next attempt took over.
     """
 
     claim: Claim
@@ -65,6 +68,8 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
     stop_update: int
     order: Order | None
     key: int = 0
+    behind: int = 0
+    handed_on: HandedOn | None = None
 
     @property
     def counts_batches(self) -> bool:
@@ -80,28 +85,33 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
     def totals(self) -> Totals:
         """What its updates take together, found in chunks: there may be millions of them."""
         samples = padding = 0
-        kinds: Counter[tuple[int, int]] = Counter()
+        kinds: Counter[tuple[int, int, int]] = Counter()
         first_over, sizes = None, [np.empty(0, np.int64)]
         for low in range(self.course.first_update, self.stop_update, _CHUNK_UPDATES):
             updates = np.arange(low, min(low + _CHUNK_UPDATES, self.stop_update), dtype=np.int64)
             spans = self.course.spans(updates)
-            rows = spans.num_samples + spans.padding
+            rows, behind = spans.num_samples + spans.padding, self._behind_of(updates)
             samples, padding = samples + int(spans.num_samples.sum()), padding + int(spans.padding.sum())
             changes = (rows[1:] != rows[:-1]) | (spans.padding[1:] != spans.padding[:-1])
+            changes |= behind[1:] != behind[:-1]
             edges = [0, *(np.flatnonzero(changes) + 1).tolist(), rows.size]
             for n, stop in itertools.pairwise(edges):
-                kinds[int(rows[n]), int(spans.padding[n])] += stop - n
+                kinds[int(rows[n]), int(spans.padding[n]), int(behind[n])] += stop - n
             if first_over is None and not spans.num_samples.all():
                 first_over = int(updates[int(np.argmin(spans.num_samples))])
-            sizes.append(self._sizes(rows))
+            sizes.append(self._sizes(rows - behind))
         return Totals(samples, padding, dict(kinds), first_over, np.concatenate(sizes))
 
     def _sizes(self, num_rows: Vector) -> Vector:
         return num_microbatches(num_rows, num_replicas=self.claim.num_replicas, microbatch=self.claim.microbatch)
 
+    def _behind_of(self, update: Vector) -> Vector:
+        """Rows of updates that were taken over: (k,) int64 to (k,) int64."""
+        return np.where(update == self.course.first_update, self.behind, 0)
+
     @property
     def samples(self) -> int:
-        """Samples of its updates."""
+        """Samples of its updates, those taken over in the first one among them."""
         return self.totals.samples
 
     @property
@@ -113,9 +123,14 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
         """Samples that one rank reads of its updates."""
         num_replicas = self.claim.num_replicas
         return sum(
-            times * max(-(-(rows - padding - rank) // num_replicas), 0)
-            for (rows, padding), times in self.totals.kinds.items()
+            times * max(-(-(rows - padding - behind - rank) // num_replicas), 0)
+            for (rows, padding, behind), times in self.totals.kinds.items()
         )
+
+    def handed_on_by(self, rank: int) -> int:
+        """Samples that one rank read of the part that the next attempt took over."""
+        part = self.handed_on
+        return 0 if part is None else max(-(-(part.num_samples - part.first_row - rank) // self.claim.num_replicas), 0)
 
     def position_before(self, update: int) -> int:
         """Where an update starts, a later epoch's beginning that is jumped to left out."""
@@ -149,7 +164,15 @@ class Branch(msgspec.Struct, frozen=True, dict=True):
             num_replicas=self.claim.num_replicas,
             microbatch=self.claim.microbatch,
             parts=parts,
+            behind=self._behind_of(update) if self.behind else 0,
         )
+
+    def fits(self, records: Deliveries, share: Shares) -> NDArray[np.bool_]:
+        """Which possible records hold just what the rule gives: (n,) bool, one share each."""
+        fits: NDArray[np.bool_] = (records.count == share.num_rows) & (records.padding == share.padding)
+        fits &= (records.start == share.start) | (records.count == 0)
+        fits &= (records.stride == self.claim.num_replicas) | (records.count <= 1)
+        return fits
 
     def wrap_at(self, update: Vector) -> Vector | None:
         """Where padding of updates goes on from the beginning of their epoch, that is its end: (k,) int64 to the same.

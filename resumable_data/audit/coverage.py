@@ -121,17 +121,19 @@ def check_partition(branch: Branch) -> None:
         AssertionError: They are not, which is a mistake of this package.
     """
     num_replicas, microbatch = branch.claim.num_replicas, branch.claim.microbatch
-    for rows_of_one, num_padding in sorted(branch.totals.kinds):
+    for rows_of_one, num_padding, behind in sorted(branch.totals.kinds):
         if max(rows_of_one, num_replicas) > _CHECKED_MAX:
             continue
         size = np.array([rows_of_one], np.int64)
-        steps = int(num_microbatches(size, num_replicas=num_replicas, microbatch=microbatch)[0])
+        left = size - behind
+        steps = int(num_microbatches(left, num_replicas=num_replicas, microbatch=microbatch)[0])
         rank, index = (grid.ravel() for grid in np.indices((num_replicas, steps), np.int64))
         span = Spans(np.zeros(1, np.int64), size - num_padding, np.full(1, num_padding, np.int64))
-        share = shares(span, rank, index, num_replicas=num_replicas, microbatch=microbatch)
+        share = shares(span, rank, index, num_replicas=num_replicas, microbatch=microbatch, behind=behind)
         rows = expand(share.start, np.full(rank.size, num_replicas, np.int64), share.num_rows)
         times = np.bincount(rows, minlength=rows_of_one)
-        if times.size != rows_of_one or not (times == 1).all() or int(share.padding.sum()) != num_padding:
+        is_once = times.size == rows_of_one and not times[:behind].any() and bool((times[behind:] == 1).all())
+        if not is_once or int(share.padding.sum()) != min(num_padding, int(left[0])):
             raise AssertionError(
                 f"the shares of an update of {rows_of_one} rows on {num_replicas} ranks overlap or leave gaps"
             )

@@ -64,6 +64,11 @@ KINDS = {
         "Two jobs ran at once. What the older one delivered from there on is discarded, with its checkpoints, but for "
         "what a later attempt went on from.",
     ),
+    "RD118": Kind(
+        MISSING_EVIDENCE,
+        "an update goes on from a part that no attempt of the surviving history delivered",
+        "Give the ledger to every launch; go on from a checkpoint at an update's border to have what follows proven.",
+    ),
     "RD201": Kind(VIOLATION, "a microbatch was never delivered", _ROLL_BACK),
     "RD202": Kind(VIOLATION, "a microbatch was delivered twice", _ROLL_BACK),
     "RD203": Kind(VIOLATION, "a microbatch holds rows of another share", _ROLL_BACK),
@@ -88,6 +93,7 @@ KINDS = {
     "RD303": Kind(VIOLATION, "a rewind reaches behind a commit", _EDITED),
     "RD304": Kind(VIOLATION, "updates were committed after the end of the run", _EDITED),
     "RD305": Kind(VIOLATION, "ranks disagree on where an epoch was left early", _EDITED),
+    "RD306": Kind(VIOLATION, "a part of an update was taken over that was not delivered so", _EDITED),
     "RD401": Kind(VIOLATION, "a start cursor does not follow from the attempts before it", _EDITED),
     "RD402": Kind(
         VIOLATION,

@@ -69,6 +69,23 @@ class History(msgspec.Struct, frozen=True):
             return None
         return self.attempts[self.chain[self.chain.index(number) + 1]].claim.start
 
+    def taken_over_after(self, number: int) -> int:
+        """Rows of an unfinished update that the surviving attempt after this one took over from it; 0 for none.
+
+        Where several launches went on inside the same update, those that all of them took over.
+        """
+        later = self.chain[self.chain.index(number) + 1 :] if number in self.chain else []
+        claims = [self.attempts[one].claim for one in later]
+        if not claims or claims[0].inside is None or claims[0].inside.attempt != number:
+            return 0
+        inside = [one.inside for one in claims if one.start.next_index == claims[0].start.next_index]
+        return min(0 if one is None else one.samples for one in inside)
+
+    def is_provided(self, number: int) -> bool:
+        """Whether what an attempt took over of an update was delivered by another one of the surviving history."""
+        inside = self.attempts[number].claim.inside
+        return inside is not None and inside.attempt in self.chain[: self.chain.index(number)]
+
 
 def read_history(root: Path, packed: Packed | None = None) -> History:
     """Read all claims of a ledger.
@@ -192,7 +209,7 @@ def _missing_numbers(directories: dict[int, Path], attempts: dict[int, Attempt])
 def _follow(attempts: dict[int, Attempt], findings: list[Finding]) -> tuple[list[int], bool]:
     """The chain of parents of the newest attempt, oldest first, and whether it reaches the beginning."""
     chain = [max(attempts)]
-    while parent := attempts[chain[0]].claim.start.attempt:
+    while parent := attempts[chain[0]].claim.parent:
         child = chain[0]
         if parent >= child:
             found = f"attempt {parent}"
@@ -230,7 +247,10 @@ def _check_chain(
         before, after = attempts[parent].claim, attempts[child].claim
         where = f"attempt {child}, start cursor"
         broken = check_successor(before.start, after.start, epochs=before.epochs, where=where, rows=rows)
-        if after.start.run_id != run_id:
+        broken += _check_inside(before, after, where)
+        # a run has no ID in its cursor before it commits, and may be taken on inside its very first update
+        expected_ids = {run_id} | ({""} if after.inside is not None and after.start.attempt == 0 else set())
+        if after.start.run_id not in expected_ids:
             found = f"run {shown(after.start.run_id)}"
             broken.append(finding("RD401", where, expected=f"run {shown(run_id)}", found=found))
         unit = "batches" if before.start.recipe.counts_batches else "updates"
@@ -242,6 +262,21 @@ def _check_chain(
                 f"starts after {number}. Nothing was audited; restore the files from a copy."
             )
         findings += [_placed(one, where, child) for one in broken]
+
+
+def _check_inside(before: Claim, after: Claim, where: str) -> list[Finding]:
+    """A launch that goes on inside an update goes on from the attempt that committed last, or from one after it.
+
+    Such a one committed nothing of what it goes on from: it starts at the same cursor.
+    """
+    inside = after.inside
+    if inside is None or not inside.attempt or inside.attempt == after.start.attempt:
+        return []
+    if inside.attempt > after.start.attempt and before.start == after.start:
+        return []
+    expected = f"a part of an update that attempt {after.start.attempt}, which committed last, or a later one delivered"
+    found = f"one of attempt {inside.attempt}, which starts at update {before.start.updates}"
+    return [finding("RD401", where, expected=expected, found=found)]
 
 
 def _num_updates_max(files: AttemptFiles) -> int:

@@ -119,7 +119,7 @@ def _audit(
     branch = find_branch(history, number, files, order, key=options.key)
     check_partition(branch)
     branches.append(branch)
-    return audit_branch(branch, files, history.next_start(number))
+    return audit_branch(branch, files, history.next_start(number), is_provided=history.is_provided(number))
 
 
 def _spans(history: History, results: dict[int, AttemptResult]) -> list[tuple[str, CoverageSpan]]:
@@ -185,6 +185,7 @@ def _conclude(
     is_complete: bool,
 ) -> AuditReport:
     """Add up what the attempts gave; without `is_complete`, nothing bounds the counts from above."""
+    results = {number: _close(result, branches[-1].stop_update) for number, result in results.items()}
     changes = [change for result in results.values() for change in result.changes]
     reports = tuple(_with_counts(results[number], branches, is_complete=is_complete) for number in sorted(results))
     counts, joints = count_multiplicity(changes, branches), count_joints(branches)
@@ -223,6 +224,18 @@ def _conclude(
         packed=msgspec.UNSET if history.rows is None else history.rows.place(last.stop_position),
         findings=tuple(sorted(findings, key=lambda one: one.precedence)),
     )
+
+
+def _close(result: AttemptResult, stop_update: int) -> AttemptResult:
+    """What an attempt handed on inside an update is committed where that update is, else in flight."""
+    part, report = result.handed_on, result.report
+    lost = result.lost + sum(one.samples for one in result.lost_inside if one.update < stop_update)
+    unreadable = tuple(one for one in result.unreadable if one.update < stop_update)
+    if part is not None and part.update < stop_update:
+        report = msgspec.structs.replace(report, stop_position=max(report.first_position, part.stop_position))
+    elif part is not None:
+        report = msgspec.structs.replace(report, in_flight=report.in_flight + part.samples)
+    return result._replace(report=report, lost=lost, unreadable=unreadable)
 
 
 def _with_counts(result: AttemptResult, branches: list[Branch], *, is_complete: bool) -> AttemptReport:

@@ -29,7 +29,7 @@ def draw_coverage(report: AuditReport) -> list[str]:
 
 def _bar(one: AttemptReport, end: int) -> str:
     cells = [" "] * WIDTH
-    beyond = ">" if one.is_newest else "x"
+    beyond = ">" if one.is_newest or one.in_flight else "x"
     _fill(cells, one.stop_position, one.reached_position, beyond, end)
     _fill(cells, one.first_position, one.stop_position, "=", end)
     return "".join(cells)

@@ -10,6 +10,7 @@ import numpy as np
 
 from resumable_data.audit.branch import PARTS_MAX
 from resumable_data.audit.findings import Issue
+from resumable_data.audit.inside import TakenPart
 from resumable_data.audit.rows import digests, expand
 from resumable_data.audit.timeline import earliest_rewind, reached_position, step_stops, surviving_jumps
 from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
@@ -61,7 +62,9 @@ class RankResult(msgspec.Struct):
         reached: The position after the last row delivered; 0 where none was.
         rewound: Samples discarded by rewinds.
         beyond: Samples of updates that are not in the surviving history, rewinds apart.
+        handed_on: Samples of an update that the next attempt went on with.
         lost: Samples of the surviving history that the file should tell about and does not.
+        lost_inside: The same of the part of an update that the next attempt went on with.
         unverified: Samples whose IDs are not those of their positions, so that it is open what was delivered.
         unreadable: Samples of the surviving history that could not be read and were replaced, as recorded.
         changes: Rows that were delivered and not expected, or the reverse.
@@ -81,7 +84,9 @@ class RankResult(msgspec.Struct):
     reached: int = 0
     rewound: int = 0
     beyond: int = 0
+    handed_on: int = 0
     lost: int = 0
+    lost_inside: int = 0
     unverified: int = 0
     unreadable: list[UnreadableSample] = msgspec.field(default_factory=list)
     changes: list[Change] = msgspec.field(default_factory=list)
@@ -102,6 +107,8 @@ class _RankAudit:
         self._first = branch.course.first_update
         self._result = RankResult(known_stop=self._first)
         sizes = branch.totals.num_microbatches
+        if branch.handed_on is not None:
+            sizes = np.append(sizes, branch.handed_on.num_microbatches)
         self._num_microbatches = sizes
         self._key_base = np.cumsum(sizes) - sizes  # the key of each update's first microbatch
         self._found = np.empty(0, np.bool_)  # by key, once the file is believed
@@ -118,8 +125,9 @@ class _RankAudit:
             self._give_up(log)
         else:
             self._found = np.zeros(int(self._num_microbatches.sum()), np.bool_)
+            self._taken_part = TakenPart(self._rank, self._branch)
             self._check_deliveries(log)
-            self._check_missing()
+            self._check_missing(has_end=log.has_end)
         return self._result
 
     def _is_hollow(self, log: RankLog) -> bool:
@@ -133,7 +141,7 @@ class _RankAudit:
     def _give_up(self, log: RankLog | None) -> None:
         """Of a file that is missing or hollow, all that it should tell about is lost."""
         result, branch = self._result, self._branch
-        result.lost = branch.samples_of(self._rank)
+        result.lost, result.lost_inside = branch.samples_of(self._rank), branch.handed_on_by(self._rank)
         if log is None:
             return
         for records in log.deliveries():
@@ -194,11 +202,14 @@ class _RankAudit:
         result = self._result
         rows = records.count - np.minimum(records.padding, records.count)
         rewound: Mask = earliest_rewind <= records.update
-        beyond = ~rewound & (records.update >= self._branch.stop_update)
+        taken, again = self._taken_part.find(records, rewound)
+        rewound &= ~taken
+        beyond = ~(rewound | taken | again) & (records.update >= self._branch.stop_update)
         result.delivered += int(rows.sum())
         result.reached = max(result.reached, reached_position(records))
         result.rewound += int(rows[rewound].sum())
         result.beyond += int(rows[beyond].sum())
+        result.handed_on += int(rows[taken].sum())
         survives = ~(rewound | beyond)
         self._check_unreadable(log, records, places, survives)
         self._check_sequence(log.commits, places[survives], records.take(survives))
@@ -263,10 +274,7 @@ class _RankAudit:
         known_index = records.index + records.parts <= self._num_microbatches[number]
         index = np.where(known_index, records.index, 0)
         share = self._branch.shares(self._rank, records.update, index, np.where(known_index, records.parts, 1))
-        one_row = records.count <= 1
-        fits = known_index & (records.count == share.num_rows) & (records.padding == share.padding)
-        fits &= (records.start == share.start) | (records.count == 0)
-        fits &= (records.stride == self._branch.claim.num_replicas) | one_row
+        fits = known_index & self._branch.fits(records, share)
         if not fits.all():
             self._report_misfits(records, share, fits, known_index)
         is_first: Mask = fits.copy()
@@ -352,7 +360,7 @@ class _RankAudit:
                 records.update[differs],
             )
 
-    def _check_missing(self) -> None:
+    def _check_missing(self, *, has_end: bool) -> None:
         """Expected microbatches without a record: never delivered, or lost with the rest of the file."""
         keys = np.flatnonzero(~self._found)
         if not keys.size and self._result.known_stop >= self._branch.stop_update:
@@ -361,14 +369,31 @@ class _RankAudit:
         update = number + self._first
         share = self._branch.shares(self._rank, update, keys - self._key_base[number])
         num_samples = share.num_rows - share.padding
-        is_known = update < self._result.known_stop
-        self._result.lost = int(num_samples[~is_known].sum())
-        if is_known.any():
-            where = int(np.argmax(is_known))
+        is_known, inside = update < self._result.known_stop, update >= self._branch.stop_update
+        is_known[inside] = has_end | (keys[inside] - self._key_base[-1] < self._taken_part.reached)
+        self._result.lost = int(num_samples[~is_known & ~inside].sum())
+        self._result.lost_inside = int(num_samples[~is_known & inside].sum())
+        self._report_not_handed_on(update, is_known, inside)
+        if (is_known & ~inside).any():
+            where = int(np.argmax(is_known & ~inside))
             expected = f"{int(share.num_rows[where])} rows from position {int(share.start[where])}"
-            self._issue("RD201", expected, "no record of them, and later ones that are whole", update[is_known])
+            found = "no record of them, and later ones that are whole"
+            self._issue("RD201", expected, found, update[is_known & ~inside])
         stride = np.full(keys.size, self._branch.claim.num_replicas, np.int64)
         self._change(share.start[is_known], stride[is_known], num_samples[is_known], -1)
+
+    def _report_not_handed_on(self, update: Vector, is_known: Mask, inside: Mask) -> None:
+        """What the next attempt took over, and this rank's file does not hold."""
+        part = self._branch.handed_on
+        if part is None:
+            return
+        expected = (
+            f"{part.num_microbatches} microbatches of {self._branch.word} {part.update}, rows {part.first_row} to "
+            f"{part.stop_row - 1} on all ranks, which the next attempt went on with"
+        )
+        for code, which in (("RD306", is_known & inside), ("RD106", ~is_known & inside)):
+            if which.any():
+                self._issue(code, expected, f"no record of {int(which.sum())} of them", update[which])
 
     def _change(self, start: Vector, stride: Vector, count: Vector, sign: int) -> None:
         holds = count > 0

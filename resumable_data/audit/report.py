@@ -51,8 +51,9 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         first_update: The update it starts at.
         stop_update: Its updates [first_update, stop_update) are in the surviving history; or were committed, where
             nothing of it survives.
-        first_position: Position at which it starts.
-        stop_position: Where its part of the surviving history ends; `first_position` where nothing of it survives.
+        first_position: Position at which it starts, after what it took over.
+        stop_position: Where its part of the surviving history ends, what was taken over from it included;
+            `first_position` where nothing of it survives.
         reached_position: The position after the last one that it delivered.
         is_newest: Whether it is the newest of the surviving ones.
         skipped: How many of those updates the optimizer skipped.
@@ -60,7 +61,10 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         replayed: Samples that the surviving history has once more because of what this attempt delivered.
         omitted: Samples that are missing from it because of what this attempt did not deliver.
         discarded: Samples delivered and rolled back.
-        in_flight: Samples delivered and not committed yet; of the newest attempt only.
+        in_flight: Samples delivered and not committed yet; of the newest attempt only, and of those whose part of the
+            update that is under way it took over.
+        taken_over: Rows of its first update that it took over from the attempt before, and did not read;
+            `msgspec.UNSET`, and not in the JSON, where it started at the update's start.
     """
 
     attempt: int
@@ -81,6 +85,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     replayed: Bounds = NOTHING
     omitted: Bounds = NOTHING
+    taken_over: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):

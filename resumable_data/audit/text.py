@@ -111,13 +111,17 @@ def _row(attempt: AttemptReport) -> tuple[str, ...]:
         str(attempt.parent or "-"),
         str(attempt.num_replicas),
         str(attempt.microbatch),
-        f"{first}-{stop - 1}" if stop > first else "none",
+        (f"{first}-{stop - 1}" if stop > first else "none") + _taken_over(attempt),
         str(attempt.delivered),
         str(attempt.replayed),
         str(attempt.omitted),
         str(attempt.discarded),
         str(attempt.in_flight),
     )
+
+
+def _taken_over(attempt: AttemptReport) -> str:
+    return f" (from row {attempt.taken_over} of {attempt.first_update})" if attempt.taken_over else ""
 
 
 def _finding(finding: Finding) -> list[str]:

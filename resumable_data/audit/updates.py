@@ -281,21 +281,28 @@ def num_microbatches(num_rows: Vector, *, num_replicas: int, microbatch: int) ->
 
 
 def shares(
-    spans: Spans, rank: Vector | int, index: Vector, *, num_replicas: int, microbatch: int, parts: Vector | int = 1
+    spans: Spans,
+    rank: Vector | int,
+    index: Vector,
+    *,
+    num_replicas: int,
+    microbatch: int,
+    parts: Vector | int = 1,
+    behind: Vector | int = 0,
 ) -> Shares:
     """What microbatches [index, index + parts) of `rank` hold together, in each of the updates `spans`.
 
     The busiest rank's R rows are cut into A parts that differ by at most one, larger first; a rank's rows are
-    every `num_replicas`-th of the update's.
+    every `num_replicas`-th of the update's, those left out that are `behind`.
     """
-    num_rows = spans.num_samples + spans.padding
+    num_rows = spans.num_samples + spans.padding - behind
     busiest = _busiest(num_rows, num_replicas)
     shorter, longer = np.divmod(busiest, np.maximum(-(-busiest // microbatch), 1))
     own = np.maximum(-(-(num_rows - rank) // num_replicas), 0)
     low = np.minimum(index * shorter + np.minimum(index, longer), own)
     stop = index + parts
     high = np.minimum(stop * shorter + np.minimum(stop, longer), own)
-    first_row, count = rank + num_replicas * low, high - low
+    first_row, count = behind + rank + num_replicas * low, high - low
     num_samples = np.clip(-(-(spans.num_samples - first_row) // num_replicas), 0, count)
     return Shares(spans.start + first_row, count, count - num_samples)
 

@@ -102,7 +102,7 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
         rows.append(
             {
                 "attempt": number,
-                "parent": claim.start.attempt,
+                "parent": claim.parent,
                 "survives": number in history.chain,
                 "num_replicas": claim.num_replicas,
                 "microbatch": claim.microbatch,
@@ -110,6 +110,7 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
                 "data_axes": list(claim.mesh.data_axes),
                 "start_update": claim.start.updates,
                 "start_position": claim.start.position,
+                "taken_over": claim.inside.samples if claim.inside else 0,
                 "files": len(attempt.files.ranks) + len(attempt.files.peers),
                 "package_version": shown(claim.package_version),
             }
@@ -121,10 +122,11 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
     print(f"run {shown(history.newest.claim.run_id)}, order {shown(order)}")
     for row in rows:
         mesh = " x ".join(f"{shown(name)} {size}" for name, size in row["mesh"])
+        inside = f" after {row['taken_over']} rows of it" if row["taken_over"] else ""
         branch = "" if row["survives"] else ", not in the surviving history"
         print(
-            f"  attempt {row['attempt']} (after {row['parent'] or '-'}): from update {row['start_update']}, position "
-            f"{row['start_position']}, {row['num_replicas']} ranks of {mesh}, microbatch {row['microbatch']}, "
+            f"  attempt {row['attempt']} (after {row['parent'] or '-'}): from update {row['start_update']}{inside}, "
+            f"position {row['start_position']}, {row['num_replicas']} ranks of {mesh}, microbatch {row['microbatch']}, "
             f"{row['files']} files{branch}"
         )
 

@@ -10,6 +10,7 @@ from resumable_data.ledger.records import (
     Mesh,
     RankHeader,
     Rewind,
+    TakenOver,
     digest_ids,
 )
 from resumable_data.ledger.writer import RankWriter
@@ -26,5 +27,6 @@ __all__ = [
     "RankHeader",
     "RankWriter",
     "Rewind",
+    "TakenOver",
     "digest_ids",
 ]

@@ -35,6 +35,7 @@ from resumable_data.ledger.records import (
     Mesh,
     OlderFile,
     RankHeader,
+    TakenOver,
     encode_record,
     id_bytes,
     key_check,
@@ -109,6 +110,7 @@ class Ledger:
         epochs: int | None,
         run_id: str,
         mesh: Mesh | None = None,
+        taken_over: TakenOver | None = None,
     ) -> Claim:
         """Open the next attempt, for one launch and no other. Under a process group, rank 0 calls this.
 
@@ -119,6 +121,7 @@ class Ledger:
             epochs: Epochs of the whole run, None for a run without an end.
             run_id: The run's name.
             mesh: The job's processes; a single data-parallel axis when None.
+            taken_over: What of the update at `start` is accumulated already, and not read again.
 
         Returns:
             The claim, for all ranks to open their files with. Its attempt is 0 where the ledger could not be
@@ -129,7 +132,7 @@ class Ledger:
         """
         claim = Claim(
             run_id, 0, start, num_replicas, microbatch, epochs, _package_version(), mesh or _one_axis(num_replicas)
-        )
+        ).starting_inside(taken_over)
         try:
             _make_directory(self.path)
             made = self._with_older(claim, self._newest()[0] + 1)
@@ -172,6 +175,7 @@ class Ledger:
         epochs: int | None,
         run_id: str,
         mesh: Mesh | None = None,
+        taken_over: TakenOver | None = None,
         peer: int = 0,
     ) -> Claim:
         """Join the newest attempt if start and topology are its own and the rank is free; else claim one.
@@ -182,10 +186,17 @@ class Ledger:
         number, newest = self._newest_claim()
         shape = mesh or _one_axis(num_replicas)
         wanted = Claim(run_id, number, start, num_replicas, microbatch, epochs, _package_version(), shape)
+        wanted = wanted.starting_inside(taken_over)
         if newest and msgspec.structs.replace(newest, older=()) == wanted and not self._has_file(number, rank, peer):
             return newest
         return self.claim(
-            start, num_replicas=num_replicas, microbatch=microbatch, epochs=epochs, run_id=run_id, mesh=mesh
+            start,
+            num_replicas=num_replicas,
+            microbatch=microbatch,
+            epochs=epochs,
+            run_id=run_id,
+            mesh=mesh,
+            taken_over=taken_over,
         )
 
     def open_rank(self, claim: Claim, *, rank: int, peer: int = 0, process: int = 0) -> RankWriter:

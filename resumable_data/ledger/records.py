@@ -59,13 +59,25 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
     data_axes: tuple[Name, ...] = ()
 
 
+class TakenOver(msgspec.Struct, frozen=True, array_like=True):
+    """The part of the update at the start cursor that a launch does not read again: its gradient was saved.
+
+    Attributes:
+        samples: Rows of the update, from its start on, padding rows among them.
+        attempt: The attempt that delivered the last of them; 0 where none of this ledger did.
+    """
+
+    samples: Positive
+    attempt: Natural
+
+
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """One attempt: a launch of the job from the cursor `start`.
 
     Attributes:
         run_id: The run this attempt belongs to.
         attempt: Its number, from 1; 0 where the ledger could not be written.
-        start: The cursor it starts at; ``start.attempt`` is its parent, 0 for none.
+        start: The cursor it starts at; ``start.attempt`` is its parent, 0 for none, see `ClaimInside`.
         num_replicas: Data-parallel ranks, W.
         microbatch: The largest number of rows in one microbatch, b.
         epochs: Epochs of the whole run, None for a run without an end.
@@ -83,6 +95,40 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1):
     package_version: Name
     mesh: Mesh = Mesh()
     older: tuple[OlderFile, ...] = ()
+
+    @property
+    def inside(self) -> TakenOver | None:
+        """What it goes on from inside an update; None where it starts at the update's start."""
+        return None
+
+    @property
+    def parent(self) -> int:
+        """The attempt that it goes on from, 0 for none."""
+        inside = self.inside
+        return (inside and inside.attempt) or self.start.attempt
+
+    def starting_inside(self, taken_over: TakenOver | None) -> Claim:
+        """The same launch, but for a part of its first update that it takes over; itself for None."""
+        if taken_over is None:
+            return self
+        fields = {name: getattr(self, name) for name in Claim.__struct_fields__}
+        return ClaimInside(**fields, taken_over=taken_over)
+
+
+class ClaimInside(Claim, frozen=True, array_like=True, kw_only=True, tag=12):
+    """A claim of a launch that goes on inside the update at its start cursor.
+
+    Attributes:
+        taken_over: The part of the update that is accumulated already. ``taken_over.attempt`` is its parent, where it
+            is not 0.
+    """
+
+    taken_over: TakenOver
+
+    @property
+    def inside(self) -> TakenOver | None:
+        """What it goes on from inside an update."""
+        return self.taken_over
 
 
 class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -236,7 +282,7 @@ RankRecord = Delivered | Again | Commit | Rewind | End | Unreadable | Jump | Agr
 # numpy's integers are as welcome as Python's: operator.index makes the one of the other.
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)
 encode_record = _ENCODER.encode
-claim_decoder = msgspec.msgpack.Decoder(Claim)
+claim_decoder = msgspec.msgpack.Decoder(Claim | ClaimInside)
 header_decoder = msgspec.msgpack.Decoder(RankHeader)
 record_decoder = msgspec.msgpack.Decoder(RankRecord)
 record_list_decoder = msgspec.msgpack.Decoder(list[RankRecord])

@@ -11,7 +11,7 @@ import xxhash
 from resumable_data import __version__
 from resumable_data.cursor import compare_recipes, describe_changes
 from resumable_data.errors import LedgerCorruptError, LedgerError, OtherRunError
-from resumable_data.ledger import Claim, Mesh
+from resumable_data.ledger import Claim, Mesh, TakenOver
 from resumable_data.loader.agreement import gather_numbers
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ class Recording:
 
         A peer of a data-parallel rank writes one only where the ledger was made with ``peers=True``.
 
+        Args:
+            start: The cursor that the launch starts at.
+            run_id: The run.
+            process: This process among those of the job, where there are several.
+            phase: What of the update at `start` was read before, where it goes on inside it.
+
         Raises:
             OtherRunError: The ledger belongs to another run.
             LedgerError: It cannot be written and ``on_error="raise"``.
@@ -76,6 +82,7 @@ class Recording:
             "microbatch": self._layout.microbatch,
             "epochs": self._epochs,
             "mesh": Mesh(self._topology.axes, self._topology.data_axes),
+            "taken_over": phase and TakenOver(phase.samples, phase.attempt),
         }
         if group is None:
             _check_run(ledger, start)
@@ -184,7 +191,9 @@ def _claim_together(ledger: Ledger, start: Cursor, group: ProcessGroup, argument
         attempt = gather_numbers(0, group)[0]
         if attempt < 0:
             raise LedgerError("process 0 could not claim an attempt in the ledger; its own error says why")
-        return Claim(attempt=attempt, start=start, package_version=__version__, **arguments)
+        taken_over = arguments.pop("taken_over")
+        claim = Claim(attempt=attempt, start=start, package_version=__version__, **arguments)
+        return claim.starting_inside(taken_over)
     try:
         _check_run(ledger, start)
         claim = ledger.claim(start, **arguments)

@@ -9,6 +9,7 @@ import numpy as np
 
 from resumable_data.audit.attempt_audit import find_branch
 from resumable_data.audit.history import read_history
+from resumable_data.audit.inside import TakenPart
 from resumable_data.audit.options import Options
 from resumable_data.audit.rank_files import RankFiles
 from resumable_data.audit.rows import positions_of
@@ -103,17 +104,23 @@ class Walk:
 
     def parts(self) -> Iterator[Part]:
         """All deliveries, in the order of attempts, ranks and records."""
+        stop_update = self._branch(self.history.chain[-1])[0].stop_update
         for number in sorted(self.history.attempts):
-            attempt = self.history.attempts[number]
-            files = RankFiles(attempt, Options())
-            branch = find_branch(self.history, number, files, self.order)
-            for rank in range(attempt.claim.num_replicas):
-                yield from self._parts_of(branch, files, rank)
+            branch, files = self._branch(number)
+            for rank in range(branch.claim.num_replicas):
+                yield from self._parts_of(branch, files, rank, stop_update)
 
-    def _parts_of(self, branch: Branch, files: RankFiles, rank: int) -> Iterator[Part]:
+    def _branch(self, number: int) -> tuple[Branch, RankFiles]:
+        files = RankFiles(self.history.attempts[number], Options())
+        return find_branch(self.history, number, files, self.order), files
+
+    def _parts_of(self, branch: Branch, files: RankFiles, rank: int, stop_update: int) -> Iterator[Part]:
+        """The deliveries of one file; `stop_update` is where the whole surviving history ends."""
         log = files.read(rank)
         if log is None:
             return
+        taken_part = TakenPart(rank, branch)
+        handed_on = Status.COMMITTED if branch.stop_update < stop_update else Status.IN_FLIGHT
         beyond = Status.IN_FLIGHT if branch.claim.attempt == self.history.chain[-1] else Status.ROLLED_BACK
         first = 0
         for records in log.deliveries():
@@ -126,6 +133,7 @@ class Walk:
             status = np.where(records.update < branch.stop_update, Status.COMMITTED, beyond).astype(np.int8)
             target = earliest_rewind(log.rewinds.after, log.rewinds.update, places)
             status[target <= records.update] = Status.REWOUND
+            status[taken_part.find(records, target <= records.update).first] = handed_on
             yield Part(branch, rank, records, status)
             first += len(records)
 
