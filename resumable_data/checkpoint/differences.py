@@ -13,7 +13,8 @@ from resumable_data.checkpoint.manifest import BytesKey, TensorKey
 from resumable_data.errors import CheckpointError
 from resumable_data.ledger.frames import shown
 
-ALLOWANCES = frozenset({"only_in_checkpoint", "only_in_program", "dtype", "no_manifest"})
+STEP_COUNTERS = "step_counters"
+ALLOWANCES = frozenset({"only_in_checkpoint", "only_in_program", "dtype", "no_manifest", STEP_COUNTERS})
 """What `load_checkpoint` may be told to allow, besides what the loader takes."""
 
 _SHOWN = 8

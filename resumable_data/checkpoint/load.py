@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -11,27 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.planner import ReadItem
 
-from resumable_data.checkpoint.collective import alone_is_meant, on_first, together
-from resumable_data.checkpoint.differences import ALLOWANCES, Difference, compare_keys, describe_program, refuse
+from resumable_data.checkpoint.after_load import check_casts, check_counters, check_tied
+from resumable_data.checkpoint.collective import on_first, together
+from resumable_data.checkpoint.differences import (
+    ALLOWANCES,
+    STEP_COUNTERS,
+    Difference,
+    compare_keys,
+    describe_program,
+    refuse,
+)
 from resumable_data.checkpoint.files.against_manifest import list_keys
 from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metadata
 from resumable_data.checkpoint.files.verify import verify_checkpoint
 from resumable_data.checkpoint.gradients import GRADIENTS_KEY, PHASE_KEY
 from resumable_data.checkpoint.live_digest import gather_digests
 from resumable_data.checkpoint.manifest import BytesKey, TensorKey, read_manifest
-from resumable_data.checkpoint.program import Program, skeleton
+from resumable_data.checkpoint.program import OptimizerPart, Program, StatefulPart, skeleton
+from resumable_data.checkpoint.reading import read
 from resumable_data.checkpoint.save import LOADER_NAME, tensors_of
 from resumable_data.cursor import STATE_KEY
 from resumable_data.cursor.recipe import ALLOWED_CHANGES
 from resumable_data.errors import CheckpointError, SealError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.sampler.seal import SEAL_KEY, check_seal
-from resumable_data.sampler.state import FRESH_START
+from resumable_data.sampler.state import FRESH_START, read_state
 
 if TYPE_CHECKING:
     from resumable_data.checkpoint.manifest import Manifest
@@ -61,7 +66,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     has_manifest: bool
-    level: str
+    level: str = LEVEL
     differences: tuple[Difference, ...]
     allowances: tuple[str, ...]
     values: dict[str, Any]
@@ -87,7 +92,8 @@ def load_checkpoint(
         state: As for `save_checkpoint`.
         loader: As for `save_checkpoint`.
         allow: What may differ, by name: ``"only_in_checkpoint"``, ``"only_in_program"``, ``"dtype"`` (values are cast),
-            ``"no_manifest"`` (a checkpoint that somebody else saved), and what the loader's `load_state_dict` takes.
+            ``"no_manifest"`` (a checkpoint that somebody else saved), ``"step_counters"`` (of optimizers, schedulers
+            and cursor), and what the loader's `load_state_dict` takes.
         level: How far files are checked: ``"structure"``, ``"directory"`` or ``"payload"``.
 
     Raises:
@@ -107,8 +113,22 @@ def load_checkpoint(
         raise UsageError(f"allow= takes {sorted(ALLOWANCES | ALLOWED_CHANGES)}, got {unknown}")
     on_first(lambda: _require_sound(path, level, needs_manifest="no_manifest" not in names))
     manifest = together(lambda: read_manifest(path))
-    in_checkpoint = together(lambda: list_keys(parse_metadata((path / METADATA_NAME).read_bytes())))
     program = together(lambda: Program(state, loader))
+    try:
+        loaded = _load(path, program, manifest, names, loader)
+    finally:
+        program.forget()
+    if loaded.discarded:
+        _logger.warning(_DISCARDED, shown(path), loaded.discarded)
+    return msgspec.structs.replace(loaded, level=level)
+
+
+def _load(
+    path: Path, program: Program, manifest: Manifest | None, names: set[str], loader: ResumableLoader | None
+) -> Loaded:
+    """Hold a sound checkpoint against the program, and let the program take it over. Collective."""
+    of_loader = names - ALLOWANCES
+    in_checkpoint = together(lambda: list_keys(parse_metadata((path / METADATA_NAME).read_bytes())))
     like = together(program.state)
     like |= {name: part.template(_gradients_in(in_checkpoint, name)) for name, part in program.gradients.items()}
     if loader is not None:
@@ -118,28 +138,28 @@ def load_checkpoint(
     cursor = None if manifest is None else manifest.decode_cursor()
     if loader is not None and cursor is not None:
         together(lambda: loader.check_state(cursor, of_loader))
+    check_tied(path, flatten_state_dict(like)[0], in_checkpoint)
     template = _without(like, {one.key for one in differences if one.kind == "only_in_program"})
-    together(lambda: _read(path, template))
+    read(path, template)
     if loader is not None:
         _check_loader(template, None if manifest is None else int(manifest.nonce, 16))
+    unequal = _require_counters(path, template, program, loader, names)
     values = program.restore({name: template[name] for name in program.parts}, keys)
     gradients = {name: template[name] for name in program.gradients}
+    now = tensors_of(together(program.state) | gradients)
+    check_casts(path, {one.key: now[one.key] for one in differences if one.kind == "dtype"})
     if manifest is not None:
-        _check_values(path, manifest, together(program.state) | gradients)
+        _check_values(path, manifest, now)
     if loader is not None:
         loader.load_state_dict(template[LOADER_NAME], allow=of_loader)
     together(lambda: _restore_gradients(program, gradients))
-    discarded = 0 if manifest is None or loader is None or loader.phase else manifest.phase
-    if discarded:
-        _logger.warning(_DISCARDED, shown(path), discarded)
     return Loaded(
         path=str(path),
         has_manifest=manifest is not None,
-        level=level,
         differences=tuple(differences),
-        allowances=tuple(sorted({one.kind for one in differences} | (names & {"no_manifest"}) | of_loader)),
+        allowances=tuple(sorted({one.kind for one in differences} | (names & {"no_manifest"}) | unequal | of_loader)),
         values=values,
-        discarded=discarded,
+        discarded=0 if manifest is None or loader is None or loader.phase else manifest.phase,
     )
 
 
@@ -160,6 +180,28 @@ def _gradients_in(in_checkpoint: Collection[str], name: str) -> set[str]:
     """Names of the parameters that the checkpoint has gradients of."""
     prefix = f"{name}.{GRADIENTS_KEY}."
     return {key.removeprefix(prefix) for key in in_checkpoint if key.startswith(prefix)}
+
+
+def _require_counters(
+    path: Path, state: dict[str, Any], program: Program, loader: ResumableLoader | None, allowed: set[str]
+) -> set[str]:
+    """The allowance that was needed, if any. Collective.
+
+    Raises:
+        CheckpointError: What counts the program's steps does not agree, and that is not allowed.
+    """
+    optimizers = [name for name, part in program.parts.items() if isinstance(part, OptimizerPart)]
+    schedulers = [name for name, part in program.parts.items() if isinstance(part, StatefulPart)]
+    cursor = None if loader is None else read_state(state[LOADER_NAME], fresh_start=True)
+    faults = check_counters(state, optimizers, schedulers, cursor)
+    if faults and STEP_COUNTERS not in allowed:
+        raise CheckpointError(
+            f"{shown(path)}: expected optimizers, schedulers and the cursor to have counted the same updates; found "
+            f"{faults}. The checkpoint was saved between an optimizer's step and commit(), or something was stepped, "
+            "or reset, apart from the others. What was read is in the program: do not go on from it. Load an earlier "
+            f"checkpoint; where it is meant, allow={{{STEP_COUNTERS!r}}}, which is recorded."
+        )
+    return {STEP_COUNTERS} if faults else set()
 
 
 def _restore_gradients(program: Program, gradients: Mapping[str, Any]) -> None:
@@ -196,25 +238,7 @@ def _without(state: dict[str, Any], keys: set[str]) -> dict[str, Any]:
     return pruned
 
 
-class _Planner(DefaultLoadPlanner):
-    """Reads plain values without running what is pickled in them."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        data = torch.load(value, weights_only=True)
-        if self.flatten_state_dict:
-            from torch.distributed.checkpoint._nested_dict import set_element
-
-            set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], data)
-        else:
-            self.state_dict[read_item.dest_index.fqn] = data
-
-
-def _read(path: Path, state: dict[str, Any]) -> None:
-    with alone_is_meant() as alone:
-        dcp.load(state, checkpoint_id=path, planner=_Planner(), no_dist=alone)
-
-
-def _check_values(path: Path, manifest: Manifest, state: dict[str, Any]) -> None:
+def _check_values(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
     """Hold a program's tensors against the digests that were taken before the save, where there are any. Collective.
 
     Raises:
@@ -223,7 +247,6 @@ def _check_values(path: Path, manifest: Manifest, state: dict[str, Any]) -> None
     """
     if manifest.checksums != "digest":
         return
-    tensors = tensors_of(state)
     saved = {key: what for key, what in manifest.keys.items() if isinstance(what, TensorKey) and what.digest}
     # a tensor of another type was cast, as was allowed: its bits are not those that were saved
     alike = {

@@ -58,20 +58,44 @@ class ModelPart:
 
 
 class OptimizerPart:
-    """An optimizer over a model's parameters."""
+    """An optimizer over a model's parameters.
+
+    torch makes the state of one that was never stepped by stepping it, with gradients of zero. That counts as a step,
+    and must not be one: neither in the checkpoint nor in the program.
+    """
 
     def __init__(self, model: Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
+        self._is_new = not optimizer.state
 
     def state(self) -> dict[str, Any]:
         """Its state and parameter groups, by names of parameters."""
         with _without_gradients(self.model):
-            return dict(get_optimizer_state_dict(self.model, self.optimizer))
+            state: dict[str, Any] = dict(get_optimizer_state_dict(self.model, self.optimizer))
+        if self._is_new:
+            for of_parameter in state["state"].values():
+                _clear_step(of_parameter)
+        return state
+
+    def forget(self) -> None:
+        """Take away what `state` made, where the optimizer was never stepped: its first step makes it."""
+        if self._is_new:
+            self.optimizer.state.clear()
 
     def restore(self, state: dict[str, Any]) -> None:
         """By names of parameters."""
         with _without_gradients(self.model):
             set_optimizer_state_dict(self.model, self.optimizer, state)
+        steps = [of_parameter["step"] for of_parameter in self.optimizer.state.values() if "step" in of_parameter]
+        self._is_new = bool(steps) and not any(float(step) for step in steps)  # saved before its first step
+
+
+def _clear_step(of_parameter: dict[str, Any]) -> None:
+    step = of_parameter.get("step")
+    if isinstance(step, torch.Tensor):
+        step.zero_()
+    elif step is not None:
+        of_parameter["step"] = 0
 
 
 class StatefulPart:
@@ -133,6 +157,12 @@ class Program:
         for name, value in state.items():
             _check_values(value, name)
         return state
+
+    def forget(self) -> None:
+        """Let no part keep what `state` made only to describe it."""
+        for part in self.parts.values():
+            if isinstance(part, OptimizerPart):
+                part.forget()
 
     def restore(self, state: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
         """Take over a state that DCP loaded: models, then optimizers, then all others.

@@ -77,6 +77,7 @@ def save_checkpoint(
     nonce = int.from_bytes(on_first(lambda: os.urandom(8)), "little") >> 1
     program = together(lambda: Program(state, loader))
     saved = together(program.state)
+    program.forget()
     saved |= {name: gradients.state_dict() for name, gradients in program.gradients.items()}
     _check_agreement(saved)
     digests = gather_digests(tensors_of(saved)) if checksums == "digest" else {}

@@ -86,6 +86,7 @@ KINDS = {
         "no checksums were recorded, so that contents cannot be checked",
         "Leave torch.serialization.set_crc32_options(True), its default; or check with --level directory.",
     ),
+    "RD843": Kind(VIOLATION, "a tensor does not have the digest that was taken before it was saved", _EARLIER),
     "RD851": Kind(
         NOTE,
         "no manifest: whether all files are of one save is not known",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resumable_data.checkpoint.files import against_manifest
 from resumable_data.checkpoint.files.archives import ArchiveChecker, ItemContent, read_items
 from resumable_data.checkpoint.files.contents import is_cursor_key, read_cursors
+from resumable_data.checkpoint.files.digests import check_digests
 from resumable_data.checkpoint.files.dtypes import ITEM_BYTES
 from resumable_data.checkpoint.files.findings import Findings, judge_checkpoint
 from resumable_data.checkpoint.files.metadata import MAX_METADATA_BYTES, METADATA_NAME, Metadata, parse_metadata
@@ -142,8 +143,10 @@ def scan_directory(path: Path, level: str, findings: Findings) -> Scan:
     checker = ArchiveChecker(findings, with_payload=level == LEVELS[2])
     contents = list(read_items(path, files, metadata, checker))
     cursors = read_cursors(path, contents, findings)
-    if level == LEVELS[2] and checker.num_unrecorded:
-        count = checker.num_unrecorded
+    count = checker.num_unrecorded if level == LEVELS[2] else 0
+    if count and manifest is not None:
+        count -= check_digests(path, manifest, metadata, contents, findings)
+    if count:
         findings.add("RD842", expected="CRC32s in all archives", found=f"none in {count}", count=count)
     if manifest is not None:
         against_manifest.check_checksums(manifest, contents, findings)

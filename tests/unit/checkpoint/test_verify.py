@@ -582,3 +582,22 @@ def test_names_that_do_not_print(copy: Path) -> None:
     assert b"ud800" in report.to_json()
     assert "\n\n.res" not in report.to_text()
     assert b"ud800" in summarize_checkpoint(copy).to_json()
+
+
+def test_digests_in_place_of_checksums(tmp_path: Path) -> None:
+    """Where archives record no checksums, the manifest's digests tell a changed tensor; plain values stay unproven."""
+    torch.serialization.set_crc32_options(False)
+    try:
+        rd.save_checkpoint(
+            tmp_path / "a", {"values": {"w": torch.arange(4096.0).reshape(64, 64), "n": 3}}, checksums="digest"
+        )
+    finally:
+        torch.serialization.set_crc32_options(True)
+    (finding,) = rd.verify_checkpoint(tmp_path / "a").findings
+    assert (finding.code, finding.found) == ("RD842", "none in 1")
+    file = tmp_path / "a" / DATA_FILE
+    place = place_of(tmp_path / "a", "values.w")
+    flip(file, place.offset + place.length // 2)
+    codes_found = [one.code for one in rd.verify_checkpoint(tmp_path / "a").findings]
+    assert codes_found == ["RD843", "RD842"]
+    assert rd.verify_checkpoint(tmp_path / "a").verdict == "damaged"
