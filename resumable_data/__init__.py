@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
     from resumable_data.checkpoint import (
+        AsyncSave,
         CheckpointReport,
+        async_save_checkpoint,
         latest_checkpoint,
         load_checkpoint,
         save_checkpoint,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncSave",
     "AuditReport",
     "BatchPlan",
     "BestFit",
@@ -61,6 +64,7 @@ __all__ = [
     "TrackedLoader",
     "Update",
     "__version__",
+    "async_save_checkpoint",
     "audit_cursor",
     "audit_ids",
     "audit_ledger",
@@ -77,6 +81,7 @@ __all__ = [
 
 # Public name -> the submodule that defines it.
 _HOMES = {
+    "AsyncSave": "checkpoint",
     "AuditReport": "audit",
     "BatchPlan": "plan",
     "BestFit": "packing",
@@ -98,6 +103,7 @@ _HOMES = {
     "TorchShuffle": "order",
     "TrackedLoader": "tracking",
     "Update": "loader",
+    "async_save_checkpoint": "checkpoint",
     "audit_cursor": "audit",
     "audit_ids": "logs",
     "audit_ledger": "audit",

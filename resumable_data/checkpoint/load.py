@@ -22,8 +22,9 @@ from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metada
 from resumable_data.checkpoint.files.verify import verify_checkpoint
 from resumable_data.checkpoint.live_digest import gather_digests
 from resumable_data.checkpoint.manifest import TensorKey, read_manifest
+from resumable_data.checkpoint.prepare import LOADER_NAME, tensors_of
 from resumable_data.checkpoint.program import Program, skeleton
-from resumable_data.checkpoint.save import LOADER_NAME, tensors_of
+from resumable_data.checkpoint.running import wait_for_running
 from resumable_data.cursor import STATE_KEY
 from resumable_data.cursor.recipe import ALLOWED_CHANGES
 from resumable_data.errors import CheckpointError, SealError, UsageError
@@ -70,7 +71,7 @@ def load_checkpoint(
 
     The first process checks the files, see `verify_checkpoint`. Then each key of the checkpoint must be in the program
     and the reverse, with the same shape and type. Then models, optimizers, all other parts and last the loader take
-    over their state.
+    over their state. A save that still runs beside training is waited for.
 
     Args:
         path: The checkpoint.
@@ -95,6 +96,7 @@ def load_checkpoint(
     unknown = sorted(of_loader - ALLOWED_CHANGES - {FRESH_START})
     if unknown:
         raise UsageError(f"allow= takes {sorted(ALLOWANCES | ALLOWED_CHANGES)}, got {unknown}")
+    wait_for_running()
     on_first(lambda: _require_sound(path, level, needs_manifest="no_manifest" not in names))
     manifest = together(lambda: read_manifest(path))
     program = Program(state)
