@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint import (
         AsyncSave,
         CheckpointReport,
+        RandomStates,
         async_save_checkpoint,
         latest_checkpoint,
         load_checkpoint,
@@ -55,6 +56,7 @@ __all__ = [
     "Microbatch",
     "NoPacking",
     "PackedTokens",
+    "RandomStates",
     "Recipe",
     "ResumableLoader",
     "ResumableSampler",
@@ -95,6 +97,7 @@ _HOMES = {
     "Microbatch": "loader",
     "NoPacking": "packing",
     "PackedTokens": "packing",
+    "RandomStates": "checkpoint",
     "Recipe": "cursor",
     "ResumableLoader": "loader",
     "ResumableSampler": "sampler",

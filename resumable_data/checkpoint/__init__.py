@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.files.report import CheckpointReport
     from resumable_data.checkpoint.files.verify import verify_checkpoint
     from resumable_data.checkpoint.load import Loaded, load_checkpoint
+    from resumable_data.checkpoint.random_states import RandomStates
     from resumable_data.checkpoint.running import AsyncSave
     from resumable_data.checkpoint.save import save_checkpoint
 
@@ -21,6 +22,7 @@ __all__ = [
     "AsyncSave",
     "CheckpointReport",
     "Loaded",
+    "RandomStates",
     "async_save_checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
@@ -32,6 +34,7 @@ _HOMES = {
     "AsyncSave": "running",
     "CheckpointReport": "files.report",
     "Loaded": "load",
+    "RandomStates": "random_states",
     "async_save_checkpoint": "async_save",
     "latest_checkpoint": "files.latest",
     "load_checkpoint": "load",

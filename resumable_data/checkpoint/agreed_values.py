@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -18,23 +17,21 @@ from resumable_data.errors import DisagreementError
 _COMPARED_BYTES = 1 << 20
 
 
-def check_values_agree(state: dict[str, Any], *, own: Collection[str] = ()) -> None:
+def check_values_agree(state: dict[str, Any]) -> None:
     """Make sure that what is replicated is the same on all processes. Collective.
 
     DCP keeps one process's copy of each key, and not always the same process's.
 
     Args:
-        state: What is about to be saved.
-        own: Names in it whose keys are each of one process alone.
+        state: What is about to be saved, without what each process has a key of its own for.
 
     Raises:
         DisagreementError: Processes hold different values; names the keys.
     """
     if rank_and_size()[1] == 1:
         return
-    shared = {name: value for name, value in state.items() if name not in own}
     found = {
-        key: _summary(value) for key, value in flatten_state_dict(shared)[0].items() if not isinstance(value, DTensor)
+        key: _summary(value) for key, value in flatten_state_dict(state)[0].items() if not isinstance(value, DTensor)
     }
     encoded = msgspec.json.encode(found, order="sorted")
     hashes = gather_bytes(xxhash.xxh3_64_digest(encoded))

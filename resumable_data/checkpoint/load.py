@@ -24,6 +24,7 @@ from resumable_data.checkpoint.live_digest import gather_digests
 from resumable_data.checkpoint.manifest import TensorKey, read_manifest
 from resumable_data.checkpoint.prepare import LOADER_NAME, tensors_of
 from resumable_data.checkpoint.program import Program, skeleton
+from resumable_data.checkpoint.random_restore import RandomRestore
 from resumable_data.checkpoint.running import wait_for_running
 from resumable_data.cursor import STATE_KEY
 from resumable_data.cursor.recipe import ALLOWED_CHANGES
@@ -33,6 +34,7 @@ from resumable_data.sampler.seal import SEAL_KEY, check_seal
 from resumable_data.sampler.state import FRESH_START
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.files.metadata import Metadata
     from resumable_data.checkpoint.manifest import Manifest
     from resumable_data.loader import ResumableLoader
 
@@ -49,6 +51,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         differences: What differed from the program, and was allowed.
         allowances: Those that were needed, for the next `save_checkpoint`.
         values: The plain values of the state, as loaded, by name.
+        random_states: What was done with random states: ``"restored"``, or that they were seeded anew, and why; empty
+            where none were loaded.
     """
 
     path: str
@@ -57,6 +61,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     differences: tuple[Difference, ...]
     allowances: tuple[str, ...]
     values: dict[str, Any]
+    random_states: str = ""
 
 
 def load_checkpoint(
@@ -70,8 +75,8 @@ def load_checkpoint(
     """Load what `save_checkpoint` saved, on any number of processes, or say why not. Collective.
 
     The first process checks the files, see `verify_checkpoint`. Then each key of the checkpoint must be in the program
-    and the reverse, with the same shape and type. Then models, optimizers, all other parts and last the loader take
-    over their state. A save that still runs beside training is waited for.
+    and the reverse, with the same shape and type. Then models, optimizers, all other parts, the loader and last the
+    random generators take over their state. A save that still runs beside training is waited for.
 
     Args:
         path: The checkpoint.
@@ -84,6 +89,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: The files are damaged, of several saves, or without a manifest; or they and the program differ.
             The program is as it was.
+        StateError: There are `RandomStates`, of other ranks, and that is to be refused. The program is as it was.
         SealError: Processes that saved did not agree, or files of two saves are mixed. What was read by then is in the
             program: do not go on from it.
         RecipeMismatchError: The loader's cursor was counted under another recipe; the program is as it was, where there
@@ -100,19 +106,22 @@ def load_checkpoint(
     on_first(lambda: _require_sound(path, level, needs_manifest="no_manifest" not in names))
     manifest = together(lambda: read_manifest(path))
     program = Program(state)
-    like = together(program.state)
+    metadata = together(lambda: parse_metadata((path / METADATA_NAME).read_bytes()))
+    random = RandomRestore(path, program.random, metadata)
+    like = {name: value for name, value in together(program.state).items() if name not in random.names}
     if loader is not None:
         like[LOADER_NAME] = loader.state_dict()
     keys = skeleton(like)
-    differences = together(lambda: _compare(path, like, names & ALLOWANCES))
+    differences = together(lambda: _compare(path, metadata, like, random.keys, names & ALLOWANCES))
     cursor = None if manifest is None else manifest.decode_cursor()
     if loader is not None and cursor is not None:
         together(lambda: loader.check_state(cursor, of_loader))
+    random.prepare()
     template = _without(like, {one.key for one in differences if one.kind == "only_in_program"})
     together(lambda: _read(path, template))
     if loader is not None:
         _check_loader(template, None if manifest is None else int(manifest.nonce, 16))
-    values = program.restore({name: template[name] for name in program.parts}, keys)
+    values = program.restore({name: template[name] for name in program.parts if name in template}, keys)
     if manifest is not None:
         _check_values(path, manifest, program)
     if loader is not None:
@@ -124,6 +133,7 @@ def load_checkpoint(
         differences=tuple(differences),
         allowances=tuple(sorted({one.kind for one in differences} | (names & {"no_manifest"}) | of_loader)),
         values=values,
+        random_states=random.finish(),
     )
 
 
@@ -140,13 +150,15 @@ def _require_sound(path: Path, level: str, *, needs_manifest: bool) -> bytes:
     return b""
 
 
-def _compare(path: Path, state: dict[str, Any], allowed: set[str]) -> list[Difference]:
-    """What differs between the checkpoint and the program.
+def _compare(
+    path: Path, metadata: Metadata, state: dict[str, Any], apart: set[str], allowed: set[str]
+) -> list[Difference]:
+    """What differs between the checkpoint, without the keys `apart`, and the program.
 
     Raises:
         CheckpointError: Something that is not allowed to.
     """
-    in_checkpoint = list_keys(parse_metadata((path / METADATA_NAME).read_bytes()))
+    in_checkpoint = {key: what for key, what in list_keys(metadata).items() if key not in apart}
     differences = compare_keys(in_checkpoint, describe_program(flatten_state_dict(state)[0]))
     refuse(path, differences, allowed)
     return differences

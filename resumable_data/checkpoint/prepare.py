@@ -45,6 +45,7 @@ class Prepared:
         digests: Those of tensors, by flat key, where they were asked for.
         cursor: The loader's.
         topology: The processes.
+        random: What becomes of random states on other ranks; empty where there are none.
         allowances: What the load before was told to allow.
         mark_saved: Records in the ledger that the checkpoint is complete. For the thread that trains alone.
     """
@@ -55,6 +56,7 @@ class Prepared:
     digests: dict[str, str]
     cursor: Cursor | None
     topology: Topology
+    random: str
     allowances: tuple[str, ...]
     mark_saved: Callable[[], None]
 
@@ -85,6 +87,7 @@ class Prepared:
             cursor=msgspec.Raw(b"null" if cursor is None else cursor.to_json()),
             topology=self.topology,
             update=None if cursor is None else cursor.updates,
+            rng=self.random,
             allowances=self.allowances,
         )
         write_manifest(self.path, manifest)
@@ -111,9 +114,11 @@ def prepare_save(
     if loader is not None:
         loader.check_agreement()
     nonce = int.from_bytes(gather_bytes(together(lambda: _claim(path)))[0], "little") >> 1
-    saved = together(lambda: Program(state).state())
-    check_values_agree(saved)
-    digests = gather_digests(tensors_of(saved)) if checksums == "digest" else {}
+    program = together(lambda: Program(state))
+    saved, random = together(program.state), program.random
+    shared = {name: value for name, value in saved.items() if name not in random}
+    check_values_agree(shared)
+    digests = gather_digests(tensors_of(shared)) if checksums == "digest" else {}
     if loader is not None:
         saved[LOADER_NAME] = seal_state(loader.state_dict(), nonce)
     size = rank_and_size()[1]
@@ -124,6 +129,7 @@ def prepare_save(
         digests=digests,
         cursor=None if loader is None else loader.cursor,
         topology=Topology(world_size=size, dp_size=size if loader is None else loader.topology.num_replicas),
+        random="".join(part.policy for part in random.values()),
         allowances=allowances,
         mark_saved=_nothing if loader is None else loader.saved_mark(),
     )

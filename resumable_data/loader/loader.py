@@ -233,6 +233,11 @@ class ResumableLoader:
         return self._settings.topology
 
     @property
+    def seed(self) -> int:
+        """The seed of the run's random numbers, as it was given."""
+        return self._settings.sample_seeds[0]
+
+    @property
     def num_updates(self) -> int | None:
         """Updates of the whole run; None where it is endless."""
         left = self._settings.schedule.updates_left(self.cursor.epoch, self.cursor.offset)

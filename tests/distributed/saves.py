@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +10,14 @@ from threading import Event
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.filesystem import _FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from resumable_data.loader import ResumableLoader
 
@@ -45,11 +48,16 @@ class Run:
             update.commit()
 
     def weights(self) -> list[Any]:
-        """This process's part of each parameter and first moment."""
-        return [
-            getattr(value, "_local_tensor", value).tolist()
-            for value in [*self.model.parameters(), *(s["exp_avg"] for s in self.optimizer.state.values())]
-        ]
+        """This process's part of each parameter."""
+        return [_own_part(value) for value in self.model.parameters()]
+
+    def moments(self) -> list[Any]:
+        """This process's part of each first moment."""
+        return [_own_part(state["exp_avg"]) for state in self.optimizer.state.values()]
+
+
+def _own_part(value: torch.Tensor) -> Any:
+    return (value.to_local() if isinstance(value, DTensor) else value).tolist()
 
 
 @contextmanager
@@ -74,3 +82,18 @@ def held_writing() -> Iterator[Event]:
             yield release
         finally:
             release.set()
+
+
+Draws = dict[str, list[float]]
+
+
+def draw(num: int) -> Draws:
+    """The next numbers of each global generator; an odd number leaves half a pair of normal ones behind."""
+    drawn = {
+        "torch": torch.rand(num).tolist(),
+        "numpy": [*np.random.standard_normal(num).tolist(), *np.random.rand(num).tolist()],
+        "random": [*(random.gauss() for _ in range(num)), *(random.random() for _ in range(num))],
+    }
+    if torch.cuda.is_available():
+        drawn["cuda"] = torch.rand(num, device="cuda").tolist()
+    return drawn

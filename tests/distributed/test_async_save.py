@@ -34,7 +34,7 @@ def save_and_go_on(root: Path) -> list[Any]:
     """A save whose files are written while training goes on; what this process held at the call."""
     run = Run(root / "ledger")
     run.train(4)
-    held = run.weights()
+    held = [run.weights(), run.moments()]
     with held_writing() as release:
         save = async_save_checkpoint(root / "4", run.state, loader=run.loader, checksums="digest")
         run.note.append(3)
@@ -56,7 +56,7 @@ def load_and_compare(root: Path) -> tuple[int, Any, list[Any]]:
     """What this process holds after a load."""
     run = Run()
     loaded = load_checkpoint(root / "4", run.state, loader=run.loader, level="payload")
-    return run.loader.cursor.updates, loaded.values["note"], run.weights()
+    return run.loader.cursor.updates, loaded.values["note"], [run.weights(), run.moments()]
 
 
 def test_the_moment_of_the_call_is_saved(tmp_path: Path) -> None:
