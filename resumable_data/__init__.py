@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
     from resumable_data.checkpoint import (
+        AsyncSave,
         CheckpointReport,
         InFlightGradients,
+        RandomStates,
+        async_save_checkpoint,
         latest_checkpoint,
         load_checkpoint,
         save_checkpoint,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncSave",
     "AuditReport",
     "BatchPlan",
     "BestFit",
@@ -54,6 +58,7 @@ __all__ = [
     "Microbatch",
     "NoPacking",
     "PackedTokens",
+    "RandomStates",
     "Recipe",
     "ResumableLoader",
     "ResumableSampler",
@@ -63,6 +68,7 @@ __all__ = [
     "TrackedLoader",
     "Update",
     "__version__",
+    "async_save_checkpoint",
     "audit_cursor",
     "audit_ids",
     "audit_ledger",
@@ -79,6 +85,7 @@ __all__ = [
 
 # Public name -> the submodule that defines it.
 _HOMES = {
+    "AsyncSave": "checkpoint",
     "AuditReport": "audit",
     "BatchPlan": "plan",
     "BestFit": "packing",
@@ -93,6 +100,7 @@ _HOMES = {
     "Microbatch": "loader",
     "NoPacking": "packing",
     "PackedTokens": "packing",
+    "RandomStates": "checkpoint",
     "Recipe": "cursor",
     "ResumableLoader": "loader",
     "ResumableSampler": "sampler",
@@ -101,6 +109,7 @@ _HOMES = {
     "TorchShuffle": "order",
     "TrackedLoader": "tracking",
     "Update": "loader",
+    "async_save_checkpoint": "checkpoint",
     "audit_cursor": "audit",
     "audit_ids": "logs",
     "audit_ledger": "audit",

@@ -9,17 +9,23 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.async_save import async_save_checkpoint
     from resumable_data.checkpoint.files.latest import latest_checkpoint
     from resumable_data.checkpoint.files.report import CheckpointReport
     from resumable_data.checkpoint.files.verify import verify_checkpoint
     from resumable_data.checkpoint.gradients import InFlightGradients
     from resumable_data.checkpoint.load import Loaded, load_checkpoint
+    from resumable_data.checkpoint.random_states import RandomStates
+    from resumable_data.checkpoint.running import AsyncSave
     from resumable_data.checkpoint.save import save_checkpoint
 
 __all__ = [
+    "AsyncSave",
     "CheckpointReport",
     "InFlightGradients",
     "Loaded",
+    "RandomStates",
+    "async_save_checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
     "save_checkpoint",
@@ -27,9 +33,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncSave": "running",
     "CheckpointReport": "files.report",
     "InFlightGradients": "gradients",
     "Loaded": "load",
+    "RandomStates": "random_states",
+    "async_save_checkpoint": "async_save",
     "latest_checkpoint": "files.latest",
     "load_checkpoint": "load",
     "save_checkpoint": "save",

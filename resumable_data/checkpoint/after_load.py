@@ -17,6 +17,7 @@ from resumable_data.checkpoint.files.digests import file_digest
 from resumable_data.checkpoint.files.findings import Findings
 from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metadata
 from resumable_data.checkpoint.live_digest import cast_box_digest, dtype_name, gather_digests
+from resumable_data.checkpoint.manifest import TensorKey
 from resumable_data.checkpoint.reading import read
 from resumable_data.errors import CheckpointError
 from resumable_data.ledger.frames import shown
@@ -25,9 +26,37 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.files.archives import ItemContent
     from resumable_data.checkpoint.files.metadata import StorageItem
     from resumable_data.checkpoint.files.tensors import TensorLayout
+    from resumable_data.checkpoint.manifest import Manifest
     from resumable_data.cursor import Cursor
 
 _SHOWN = 4
+
+
+def check_digests(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Hold a program's tensors against the digests that were taken before the save, where there are any. Collective.
+
+    Raises:
+        CheckpointError: Some are not what was saved.
+        DisagreementError: Processes that hold the same part of a tensor hold different values.
+    """
+    if manifest.checksums != "digest":
+        return
+    saved = {key: what for key, what in manifest.keys.items() if isinstance(what, TensorKey) and what.digest}
+    # a tensor of another type was cast, as was allowed: its bits are not those that were saved
+    alike = {
+        key: tensor
+        for key, tensor in tensors.items()
+        if key in saved and saved[key].dtype == str(tensor.dtype).removeprefix("torch.")
+    }
+    found = gather_digests(alike)
+    wrong = [key for key, digest in found.items() if digest != saved[key].digest]
+    if wrong:
+        raise CheckpointError(
+            f"{shown(path)}: expected tensors as they were saved, found {len(wrong)} of {len(found)} that are not: "
+            f"{', '.join(wrong[:4])}{' ...' if len(wrong) > 4 else ''}. The program holds something else than what was "
+            "saved: do not go on from it. Check the files with level='payload'; if they are sound, something changed "
+            "the values while they were read."
+        )
 
 
 def check_casts(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

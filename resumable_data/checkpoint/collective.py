@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ALONE_WARNING = "torch.distributed is disabled, unavailable or uninitialized"
+"""How DCP's warning begins that it takes a single process as the intent."""
+
 
 def rank_and_size() -> tuple[int, int]:
     """This process and how many there are."""
@@ -28,7 +31,7 @@ def rank_and_size() -> tuple[int, int]:
 def alone_is_meant() -> Iterator[bool]:
     """Whether there is no other process; DCP then warns that it takes this as the intent, which it is."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        warnings.filterwarnings("ignore", ALONE_WARNING)
         yield not (dist.is_available() and dist.is_initialized())
 
 
@@ -61,7 +64,7 @@ def together(act: Callable[[], T]) -> T:
     try:
         result = act()
     except CheckpointException as error:  # a BaseException, which `except Exception` lets pass
-        failure = _explained(error)
+        failure = explained(error)
     except Exception as error:
         failure = error
     text = "" if failure is None else f"{type(failure).__name__}: {failure}"
@@ -74,16 +77,16 @@ def together(act: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # it is what `act` returned
 
 
-def _explained(error: CheckpointException) -> CheckpointError:
+def explained(error: CheckpointException) -> CheckpointError:
     """What DCP says of the processes that failed, in a line each."""
     reasons = [f"process {rank}: {type(reason).__name__}: {reason}" for rank, (reason, *_) in error.failures.items()]
     lines = "\n".join(f"  {reason:.500}" for reason in reasons)
-    explained = CheckpointError(
+    told = CheckpointError(
         f"torch.distributed.checkpoint failed on {len(reasons)} processes:\n{lines}\nA save has no manifest then, and "
         "is no checkpoint; of a load, some of the program may have been read already: do not go on from it."
     )
-    explained.__cause__ = error
-    return explained
+    told.__cause__ = error
+    return told
 
 
 def on_first(act: Callable[[], bytes]) -> bytes:

@@ -9,45 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from resumable_data.checkpoint.after_load import check_casts, check_counters, check_tied
-from resumable_data.checkpoint.collective import on_first, together
-from resumable_data.checkpoint.differences import (
-    ALLOWANCES,
-    STEP_COUNTERS,
-    Difference,
-    compare_keys,
-    describe_program,
-    refuse,
-)
-from resumable_data.checkpoint.files.against_manifest import list_keys
-from resumable_data.checkpoint.files.metadata import METADATA_NAME, parse_metadata
-from resumable_data.checkpoint.files.verify import verify_checkpoint
-from resumable_data.checkpoint.gradients import GRADIENTS_KEY, PHASE_KEY
-from resumable_data.checkpoint.live_digest import gather_digests
-from resumable_data.checkpoint.manifest import BytesKey, TensorKey, read_manifest
-from resumable_data.checkpoint.program import OptimizerPart, Program, StatefulPart, skeleton
-from resumable_data.checkpoint.reading import read
-from resumable_data.checkpoint.save import LOADER_NAME, tensors_of
-from resumable_data.cursor import STATE_KEY
+from resumable_data.checkpoint.collective import together
+from resumable_data.checkpoint.differences import ALLOWANCES, Difference
+from resumable_data.checkpoint.manifest import read_manifest
+from resumable_data.checkpoint.program import Program
+from resumable_data.checkpoint.running import wait_for_running
+from resumable_data.checkpoint.sound import LEVEL, require_sound
+from resumable_data.checkpoint.taking_over import TakingOver
 from resumable_data.cursor.recipe import ALLOWED_CHANGES
-from resumable_data.errors import CheckpointError, SealError, UsageError
+from resumable_data.errors import UsageError
 from resumable_data.ledger.frames import shown
-from resumable_data.sampler.seal import SEAL_KEY, check_seal
-from resumable_data.sampler.state import FRESH_START, read_state
+from resumable_data.sampler.state import FRESH_START
 
 if TYPE_CHECKING:
-    from resumable_data.checkpoint.manifest import Manifest
     from resumable_data.loader import ResumableLoader
 
-LEVEL = "directory"
 _logger = logging.getLogger(__name__)
-_DISCARDED = (
-    "%s was saved inside an update, after %d of its rows, and their gradients were not loaded: the run goes on at the "
-    "update's start and reads these rows again. With InFlightGradients in the state it goes on after them."
-)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,19 +36,25 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         has_manifest: Whether it had one, and was compared with it.
         level: How far its files were checked, see `verify_checkpoint`.
         differences: What differed from the program, and was allowed.
+        overridden: Settings of optimizers and schedulers that the program had set otherwise: the checkpoint's are in
+            force.
         allowances: Those that were needed, for the next `save_checkpoint`.
         values: The plain values of the state, as loaded, by name.
         discarded: Rows of the update at the cursor that the run which saved was given, and whose gradients were not
             loaded: they are read again.
+        random_states: What was done with random states: ``"restored"``, or that they were seeded anew, and why; empty
+            where none were loaded.
     """
 
     path: str
     has_manifest: bool
-    level: str = LEVEL
+    level: str
     differences: tuple[Difference, ...]
+    overridden: tuple[Difference, ...] = ()
     allowances: tuple[str, ...]
     values: dict[str, Any]
     discarded: int = 0
+    random_states: str = ""
 
 
 def load_checkpoint(
@@ -84,21 +68,23 @@ def load_checkpoint(
     """Load what `save_checkpoint` saved, on any number of processes, or say why not. Collective.
 
     The first process checks the files, see `verify_checkpoint`. Then each key of the checkpoint must be in the program
-    and the reverse, with the same shape and type. Then models, optimizers, all other parts and last the loader take
-    over their state.
+    and the reverse, with the same shape and type. Then models, optimizers, all other parts, the loader and last the
+    random generators take over their state. A save that still runs beside training is waited for.
 
     Args:
         path: The checkpoint.
         state: As for `save_checkpoint`.
         loader: As for `save_checkpoint`.
         allow: What may differ, by name: ``"only_in_checkpoint"``, ``"only_in_program"``, ``"dtype"`` (values are cast),
-            ``"no_manifest"`` (a checkpoint that somebody else saved), ``"step_counters"`` (of optimizers, schedulers
-            and cursor), and what the loader's `load_state_dict` takes.
-        level: How far files are checked: ``"structure"``, ``"directory"`` or ``"payload"``.
+            ``"no_manifest"`` (a checkpoint that somebody else saved), ``"no_checksums"`` (files without any),
+            ``"step_counters"`` (of optimizers, schedulers and cursor), and what the loader's `load_state_dict` takes.
+        level: How far files are checked: ``"structure"``, ``"directory"``, or ``"payload"``, all contents, of which
+            each process reads its share.
 
     Raises:
         CheckpointError: The files are damaged, of several saves, or without a manifest; or they and the program differ.
             The program is as it was.
+        StateError: There are `RandomStates`, of other ranks, and that is to be refused. The program is as it was.
         SealError: Processes that saved did not agree, or files of two saves are mixed. What was read by then is in the
             program: do not go on from it.
         RecipeMismatchError: The loader's cursor was counted under another recipe; the program is as it was, where there
@@ -107,174 +93,50 @@ def load_checkpoint(
     """
     path = Path(path)
     names = {allow} if isinstance(allow, str) else set(allow)
-    of_loader = names - ALLOWANCES
-    unknown = sorted(of_loader - ALLOWED_CHANGES - {FRESH_START})
+    unknown = sorted(names - ALLOWANCES - ALLOWED_CHANGES - {FRESH_START})
     if unknown:
         raise UsageError(f"allow= takes {sorted(ALLOWANCES | ALLOWED_CHANGES)}, got {unknown}")
-    on_first(lambda: _require_sound(path, level, needs_manifest="no_manifest" not in names))
+    wait_for_running()
+    waived = require_sound(path, level, names)
     manifest = together(lambda: read_manifest(path))
     program = together(lambda: Program(state, loader))
+    taking_over = TakingOver(path, program, loader, manifest, names)
     try:
-        loaded = _load(path, program, manifest, names, loader)
+        taking_over.compare()
+        taking_over.read()
+        values = taking_over.restore()
     finally:
         program.forget()
-    if loaded.discarded:
-        _logger.warning(_DISCARDED, shown(path), loaded.discarded)
-    return msgspec.structs.replace(loaded, level=level)
-
-
-def _load(
-    path: Path, program: Program, manifest: Manifest | None, names: set[str], loader: ResumableLoader | None
-) -> Loaded:
-    """Hold a sound checkpoint against the program, and let the program take it over. Collective."""
-    of_loader = names - ALLOWANCES
-    in_checkpoint = together(lambda: list_keys(parse_metadata((path / METADATA_NAME).read_bytes())))
-    like = together(program.state)
-    like |= {name: part.template(_gradients_in(in_checkpoint, name)) for name, part in program.gradients.items()}
-    if loader is not None:
-        like[LOADER_NAME] = loader.state_dict()
-    keys = skeleton(like)
-    differences = together(lambda: _compare(path, in_checkpoint, like, names & ALLOWANCES))
-    cursor = None if manifest is None else manifest.decode_cursor()
-    if loader is not None and cursor is not None:
-        together(lambda: loader.check_state(cursor, of_loader))
-    check_tied(path, flatten_state_dict(like)[0], in_checkpoint)
-    template = _without(like, {one.key for one in differences if one.kind == "only_in_program"})
-    read(path, template)
-    if loader is not None:
-        _check_loader(template, None if manifest is None else int(manifest.nonce, 16))
-    unequal = _require_counters(path, template, program, loader, names)
-    values = program.restore({name: template[name] for name in program.parts}, keys)
-    gradients = {name: template[name] for name in program.gradients}
-    now = tensors_of(together(program.state) | gradients)
-    check_casts(path, {one.key: now[one.key] for one in differences if one.kind == "dtype"})
-    if manifest is not None:
-        _check_values(path, manifest, now)
-    if loader is not None:
-        loader.load_state_dict(template[LOADER_NAME], allow=of_loader)
-    together(lambda: _restore_gradients(program, gradients))
+    _tell(path, taking_over)
     return Loaded(
         path=str(path),
         has_manifest=manifest is not None,
-        differences=tuple(differences),
-        allowances=tuple(sorted({one.kind for one in differences} | (names & {"no_manifest"}) | unequal | of_loader)),
+        level=level,
+        differences=tuple(taking_over.differences),
+        overridden=tuple(taking_over.overridden),
+        allowances=tuple(sorted(waived | taking_over.needed)),
         values=values,
-        discarded=0 if manifest is None or loader is None or loader.phase else manifest.phase,
+        discarded=taking_over.discarded,
+        random_states=taking_over.random_states,
     )
 
 
-def _require_sound(path: Path, level: str, *, needs_manifest: bool) -> bytes:
-    report = verify_checkpoint(path, level)
-    if report.verdict == "damaged":
-        raise CheckpointError(f"{shown(path)} was not loaded; the program is as it was.\n{report.to_text()}")
-    if needs_manifest and not report.has_manifest:
-        raise CheckpointError(
-            f"expected a manifest in {shown(path)}, found none: the save was not finished, or was not made by "
-            "save_checkpoint(). Whether its files are all of one save cannot be known. Nothing was loaded; load an "
-            'earlier checkpoint, or go on without that knowledge with allow={"no_manifest"}.'
+def _tell(path: Path, taking_over: TakingOver) -> None:
+    """Log what nobody asked for and a person should know."""
+    if taking_over.discarded:
+        _logger.warning(
+            "%s was saved inside an update, after %d of its rows, and their gradients were not loaded: the run goes on "
+            "at the update's start and reads these rows again. With InFlightGradients in the state it goes on after "
+            "them.",
+            shown(path),
+            taking_over.discarded,
         )
-    return b""
-
-
-def _gradients_in(in_checkpoint: Collection[str], name: str) -> set[str]:
-    """Names of the parameters that the checkpoint has gradients of."""
-    prefix = f"{name}.{GRADIENTS_KEY}."
-    return {key.removeprefix(prefix) for key in in_checkpoint if key.startswith(prefix)}
-
-
-def _require_counters(
-    path: Path, state: dict[str, Any], program: Program, loader: ResumableLoader | None, allowed: set[str]
-) -> set[str]:
-    """The allowance that was needed, if any. Collective.
-
-    Raises:
-        CheckpointError: What counts the program's steps does not agree, and that is not allowed.
-    """
-    optimizers = [name for name, part in program.parts.items() if isinstance(part, OptimizerPart)]
-    schedulers = [name for name, part in program.parts.items() if isinstance(part, StatefulPart)]
-    cursor = None if loader is None else read_state(state[LOADER_NAME], fresh_start=True)
-    faults = check_counters(state, optimizers, schedulers, cursor)
-    if faults and STEP_COUNTERS not in allowed:
-        raise CheckpointError(
-            f"{shown(path)}: expected optimizers, schedulers and the cursor to have counted the same updates; found "
-            f"{faults}. The checkpoint was saved between an optimizer's step and commit(), or something was stepped, "
-            "or reset, apart from the others. What was read is in the program: do not go on from it. Load an earlier "
-            f"checkpoint; where it is meant, allow={{{STEP_COUNTERS!r}}}, which is recorded."
+    for one in taking_over.overridden:
+        _logger.warning(
+            "%s: %s is %s as in the checkpoint; the program had set %s. Set it again after the load where the program "
+            "is meant to win.",
+            shown(path),
+            one.key,
+            one.saved,
+            one.now,
         )
-    return {STEP_COUNTERS} if faults else set()
-
-
-def _restore_gradients(program: Program, gradients: Mapping[str, Any]) -> None:
-    for name, part in program.gradients.items():
-        if PHASE_KEY in gradients[name]:  # where it was allowed to be absent, the run goes on at the update's start
-            part.load_state_dict(gradients[name])
-
-
-def _compare(
-    path: Path, in_checkpoint: Mapping[str, TensorKey | BytesKey], state: dict[str, Any], allowed: set[str]
-) -> list[Difference]:
-    """What differs between the checkpoint and the program.
-
-    Raises:
-        CheckpointError: Something that is not allowed to.
-    """
-    differences = compare_keys(in_checkpoint, describe_program(flatten_state_dict(state)[0]))
-    refuse(path, differences, allowed)
-    return differences
-
-
-def _without(state: dict[str, Any], keys: set[str]) -> dict[str, Any]:
-    """The state without some flat keys: DCP must not be asked for what is not there."""
-    if not keys:
-        return state
-
-    def prune(value: Any, where: tuple[str, ...]) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        kept = {key: item for key, item in value.items() if ".".join((*where, str(key))) not in keys}
-        return {key: prune(item, (*where, str(key))) for key, item in kept.items()}
-
-    pruned: dict[str, Any] = prune(state, ())
-    return pruned
-
-
-def _check_values(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Hold a program's tensors against the digests that were taken before the save, where there are any. Collective.
-
-    Raises:
-        CheckpointError: Some are not what was saved.
-        DisagreementError: Processes that hold the same part of a tensor hold different values.
-    """
-    if manifest.checksums != "digest":
-        return
-    saved = {key: what for key, what in manifest.keys.items() if isinstance(what, TensorKey) and what.digest}
-    # a tensor of another type was cast, as was allowed: its bits are not those that were saved
-    alike = {
-        key: tensor
-        for key, tensor in tensors.items()
-        if key in saved and saved[key].dtype == str(tensor.dtype).removeprefix("torch.")
-    }
-    found = gather_digests(alike)
-    wrong = [key for key, digest in found.items() if digest != saved[key].digest]
-    if wrong:
-        raise CheckpointError(
-            f"{shown(path)}: expected tensors as they were saved, found {len(wrong)} of {len(found)} that are not: "
-            f"{', '.join(wrong[:4])}{' ...' if len(wrong) > 4 else ''}. The program holds something else than what was "
-            "saved: do not go on from it. Check the files with level='payload'; if they are sound, something changed "
-            "the values while they were read."
-        )
-
-
-def _check_loader(state: dict[str, Any], nonce: int | None) -> None:
-    """The seal is of one save, and of the one that the manifest is of. Collective."""
-
-    def check() -> None:
-        of_loader = state[LOADER_NAME]
-        found = check_seal(of_loader[SEAL_KEY], of_loader[STATE_KEY].numpy().tobytes())
-        if nonce is not None and found not in (0, nonce):
-            raise SealError(
-                f"expected files of the save {nonce:016x}, as the manifest says, found some of {found:016x}: two saves "
-                "are mixed in one directory. Do not go on from what was read; load an earlier checkpoint."
-            )
-
-    together(check)

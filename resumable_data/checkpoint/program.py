@@ -22,6 +22,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from resumable_data.checkpoint.gradients import InFlightGradients
+from resumable_data.checkpoint.random_states import RandomStates
 from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,6 +114,20 @@ class StatefulPart:
         self.part.load_state_dict(state)
 
 
+class RandomPart:
+    """The states of random generators, each process's its own. `load_checkpoint` gives them back, last of all."""
+
+    def __init__(self, part: RandomStates) -> None:
+        self.part = part
+
+    def state(self) -> dict[str, Any]:
+        """This process's states."""
+        return dict(self.part.state_dict())
+
+    def restore(self, state: Any) -> None:
+        """Nothing yet: what is restored after it may draw random numbers."""
+
+
 class ValuePart:
     """A tensor, a number, a text, or these in dicts and lists. Tensors are loaded in place."""
 
@@ -136,8 +151,8 @@ class Program:
         loader: The loader that is saved or loaded with them.
 
     Raises:
-        UsageError: An optimizer's parameters are those of no model, or of several; there are several
-            `InFlightGradients`, or one of another loader.
+        UsageError: An optimizer's parameters are those of no model, or of several; there are several `RandomStates` or
+            `InFlightGradients`, or these are of another loader.
     """
 
     def __init__(self, parts: Mapping[str, Any], loader: ResumableLoader | None = None) -> None:
@@ -146,6 +161,16 @@ class Program:
         _check_gradients(self.gradients, loader)
         others = {name: part for name, part in parts.items() if name not in self.gradients}
         self.parts: dict[str, Part] = {name: _part(name, part, models) for name, part in others.items()}
+        if len(self.random) > 1:
+            raise UsageError(
+                f"expected one RandomStates in the state, found {', '.join(map(repr, self.random))}: they are of the "
+                "same generators, and the last one restored would win. Leave one."
+            )
+
+    @property
+    def random(self) -> dict[str, RandomStates]:
+        """The random states by name; what they hold is each process's own."""
+        return {name: part.part for name, part in self.parts.items() if isinstance(part, RandomPart)}
 
     def state(self) -> dict[str, Any]:
         """The state of all parts but the gradients under way, which is collective.
@@ -177,7 +202,7 @@ class Program:
         values = {}
         for kind in (ModelPart, OptimizerPart, StatefulPart, ValuePart):
             for name, part in self.parts.items():
-                if isinstance(part, kind):
+                if isinstance(part, kind) and name in state:
                     part.restore(_with_keys_of(like[name], state[name]))
                     if isinstance(part, ValuePart):
                         values[name] = part.value
@@ -204,6 +229,8 @@ def _part(name: str, part: Any, models: list[Module]) -> Part:
         return ModelPart(part)
     if isinstance(part, Optimizer):
         return OptimizerPart(_model_of(name, part, models), part)
+    if isinstance(part, RandomStates):
+        return RandomPart(part)
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return StatefulPart(part)
     return ValuePart(part)

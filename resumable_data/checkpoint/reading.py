@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,18 @@ def read(path: Path, state: dict[str, Any]) -> None:
 def _read(path: Path, state: dict[str, Any]) -> None:
     with alone_is_meant() as alone:
         dcp.load(state, checkpoint_id=path, planner=_Planner(), no_dist=alone)
+
+
+def without(state: dict[str, Any], keys: set[str]) -> dict[str, Any]:
+    """A state without some flat keys: DCP must not be asked for what is not there."""
+    if not keys:
+        return state
+
+    def prune(value: Any, where: tuple[str, ...]) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        kept = {key: item for key, item in value.items() if ".".join((*where, str(key))) not in keys}
+        return {key: prune(item, (*where, str(key))) for key, item in kept.items()}
+
+    pruned: dict[str, Any] = prune(state, ())
+    return pruned

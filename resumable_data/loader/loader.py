@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from resumable_data.errors import UsageError
@@ -243,6 +244,11 @@ class ResumableLoader:
         return self._placement.reduction_size or self._settings.layout.num_replicas
 
     @property
+    def seed(self) -> int:
+        """The seed of the run's random numbers, as it was given."""
+        return self._settings.sample_seeds[0]
+
+    @property
     def num_updates(self) -> int | None:
         """Updates of the whole run; None where it is endless."""
         left = self._settings.schedule.updates_left(self.cursor.epoch, self.cursor.offset)
@@ -402,6 +408,10 @@ class ResumableLoader:
     def mark_saved(self) -> None:
         """Record in the ledger that the checkpoint of the cursor is complete on the disk. Call it after the save."""
         self._session.mark_saved()
+
+    def saved_mark(self) -> Callable[[], None]:
+        """What `mark_saved` would do now, to be called later, in the loop's thread: for a save that runs beside it."""
+        return partial(self._session.mark_saved, self.cursor.next_index)
 
     def close(self) -> None:
         """Stop the workers and end the ledger's file. The cursor stays readable."""

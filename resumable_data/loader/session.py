@@ -316,9 +316,9 @@ class Session:
         if cursor.coverage and cursor.coverage[-1].stop == cursor.position:
             self._recording.agreed(cursor.next_index, cursor.coverage[-1])
 
-    def mark_saved(self) -> None:
-        """Record in the ledger that the checkpoint at the cursor is complete."""
-        self._recording.saved(self.cursor.next_index)
+    def mark_saved(self, update: int | None = None) -> None:
+        """Record in the ledger that the checkpoint at an update is complete; at the cursor where None is given."""
+        self._recording.saved(self.cursor.next_index if update is None else update)
 
     def close(self) -> None:
         """End the ledger's file."""
