@@ -28,10 +28,34 @@ class PackedRows(Protocol):
     Attributes:
         gaps: Windows whose rows do not hold every token of their documents once, a line each.
         limit: The position beyond which nothing is planned, but an error raised; None for any.
+        has_own_truncation: Whether planned rows left tokens out by a rule that is the packing policy's own.
     """
 
     gaps: list[str]
     limit: int | None
+    has_own_truncation: bool
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of an epoch."""
+        ...
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a full row."""
+        ...
+
+    def kept_lengths(self, documents: Int64Array) -> Int64Array:
+        """How many of its tokens, from the first on, an epoch holds of each document."""
+        ...
+
+    def documents(self, epoch: int, places: Int64Array) -> Int64Array:
+        """The documents at places in the order of an epoch."""
+        ...
+
+    def window_stop(self, window: int) -> int:
+        """The place in an epoch's order after the last document that rows of a window may hold."""
+        ...
 
     @property
     def epoch_tokens(self) -> int:

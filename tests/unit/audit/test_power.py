@@ -679,9 +679,9 @@ REFUSED: list[tuple[str, Tell, type[Exception], str]] = [
     ),
     (
         "later format",
-        replaced(RANK, lambda p: p.write_bytes(make_head(RANK_KIND).replace(b"\1", b"\2", 1))),
+        replaced(RANK, lambda p: p.write_bytes(make_head(RANK_KIND, 3))),
         LedgerCorruptError,
-        "version 2",
+        "version 3",
     ),
     ("link", replaced(RANK, lambda p: p.symlink_to("rank-00000.ledger")), LedgerCorruptError, "a symbolic link"),
     ("pipe", replaced(RANK, os.mkfifo), LedgerCorruptError, "something else"),
