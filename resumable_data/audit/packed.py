@@ -130,10 +130,7 @@ def find_rows(recipe: Recipe, packed: Packed | None) -> PackedRows | None:
             raise UsageError("packed= was given, and this run read samples, not packed rows. Leave it out.")
         return None
     if packed is None:
-        raise UsageError(
-            "this run read packed rows, and which these are depends on the lengths of its documents. Nothing was "
-            "audited; give packed=PackedTokens(...) as the run had it, or on the command line --tokens SOURCE."
-        )
+        raise not_given()
     described = packed.describe()
     differ = [
         f"{key} {recipe.order.get(key)!r} in the run, {described.get(key)!r} given"
@@ -152,6 +149,14 @@ def find_rows(recipe: Recipe, packed: Packed | None) -> PackedRows | None:
             "as they were."
         )
     return packed.history()
+
+
+def not_given() -> UsageError:
+    """The error for a run over packed rows whose documents are needed, and not given."""
+    return UsageError(
+        "this run read packed rows, and which these are depends on the lengths of its documents. Nothing was "
+        "audited; give packed=PackedTokens(...) as the run had it, or on the command line --tokens SOURCE."
+    )
 
 
 def is_near(rows: PackedRows | None, cursor: Cursor) -> bool:

@@ -10,11 +10,13 @@ import numpy as np
 from resumable_data.audit.attempt_audit import find_branch
 from resumable_data.audit.history import read_history
 from resumable_data.audit.options import Options
+from resumable_data.audit.packed import not_given
 from resumable_data.audit.rank_files import RankFiles
 from resumable_data.audit.rows import positions_of
 from resumable_data.audit.timeline import earliest_rewind
 from resumable_data.errors import LedgerCorruptError, UsageError
 from resumable_data.ledger.frames import shown
+from resumable_data.ledger.row_ids import row_ids
 from resumable_data.order import ids_at, order_from_description
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from resumable_data.audit.branch import Branch
     from resumable_data.audit.packed import Packed
     from resumable_data.ledger.columns import Deliveries
+    from resumable_data.ledger.reader import RankLog
+    from resumable_data.ledger.row_pieces import RowPieces
     from resumable_data.order import Order
 
     Vector = NDArray[np.int64]
@@ -50,12 +54,23 @@ class Part(NamedTuple):
         rank: The data-parallel rank.
         records: The deliveries.
         status: (n,) int8, see `Status`.
+        pieces: Of packed rows, the pieces of all rows of the deliveries, where the file holds them.
     """
 
     branch: Branch
     rank: int
     records: Deliveries
     status: NDArray[np.int8]
+    pieces: RowPieces | None = None
+
+    def take(self, which: Vector | NDArray[np.bool_] | slice) -> Part:
+        """The deliveries that numpy indexing with `which` gives."""
+        records, pieces = self.records.take(which), self.pieces
+        if pieces is not None:
+            chosen = np.zeros(len(self.records), np.bool_)
+            chosen[which] = True  # ascending, in all uses
+            pieces = pieces.take(np.flatnonzero(np.repeat(chosen, self.records.count)))
+        return self._replace(records=records, status=self.status[which], pieces=pieces)
 
 
 class Rows(NamedTuple):
@@ -66,12 +81,14 @@ class Rows(NamedTuple):
         position: int64; of a padding row, that of the sample it repeats.
         id: int64.
         is_padding: bool.
+        pieces: Of packed rows, their pieces, where the file holds them.
     """
 
     record: Vector
     position: Vector
     id: Vector
     is_padding: NDArray[np.bool_]
+    pieces: RowPieces | None = None
 
 
 class Walk:
@@ -79,7 +96,8 @@ class Walk:
 
     Args:
         path: Its directory. Nothing in it is changed.
-        packed: Of a run over packed rows, its `resumable_data.packing.PackedTokens`.
+        packed: Of a run over packed rows, its `resumable_data.packing.PackedTokens`; not needed where all files hold
+            the pieces of their rows. Epochs of rows are not known without it.
 
     Raises:
         LedgerCorruptError: A claim is damaged; so may a file be that is met later.
@@ -88,25 +106,39 @@ class Walk:
 
     Attributes:
         history: Its attempts.
-        order: The order of the run.
+        recipe: The recipe of the newest one.
     """
 
     def __init__(self, path: str | os.PathLike[str], packed: Packed | None = None) -> None:
-        self.history = read_history(Path(path), packed)
-        recipe = self.history.newest.claim.start.recipe
+        self.history = read_history(Path(path), packed, needs_rows=False)
+        self.recipe = recipe = self.history.newest.claim.start.recipe
+        self._order: Order | None = self.history.rows
+        if recipe.is_packed:
+            return
         try:
-            self.order: Order = self.history.rows or order_from_description(recipe.order)
+            self._order = order_from_description(recipe.order)
         except UsageError as error:
             raise UsageError(
                 f"the ledger's order cannot be rebuilt, so it is not known what was read: {error}"
             ) from None
+
+    @property
+    def order(self) -> Order:
+        """The order of the run.
+
+        Raises:
+            UsageError: It read packed rows, and they are not given.
+        """
+        if self._order is None:
+            raise not_given()
+        return self._order
 
     def parts(self) -> Iterator[Part]:
         """All deliveries, in the order of attempts, ranks and records."""
         for number in sorted(self.history.attempts):
             attempt = self.history.attempts[number]
             files = RankFiles(attempt, Options())
-            branch = find_branch(self.history, number, files, self.order)
+            branch = find_branch(self.history, number, files, self._order)
             for rank in range(attempt.claim.num_replicas):
                 yield from self._parts_of(branch, files, rank)
 
@@ -115,8 +147,10 @@ class Walk:
         if log is None:
             return
         beyond = Status.IN_FLIGHT if branch.claim.attempt == self.history.chain[-1] else Status.ROLLED_BACK
+        if self._order is None and not log.has_pieces:
+            raise not_given()
         first = 0
-        for records in log.deliveries():
+        for records, pieces in _deliveries(log):
             if not branch.is_possible(records).all():
                 raise LedgerCorruptError(
                     f"{shown(log.path)}: expected rows that a run can reach, found numbers beyond. They cannot be "
@@ -126,7 +160,7 @@ class Walk:
             status = np.where(records.update < branch.stop_update, Status.COMMITTED, beyond).astype(np.int8)
             target = earliest_rewind(log.rewinds.after, log.rewinds.update, places)
             status[target <= records.update] = Status.REWOUND
-            yield Part(branch, rank, records, status)
+            yield Part(branch, rank, records, status, pieces)
             first += len(records)
 
     def rows(self, part: Part) -> Rows:
@@ -135,5 +169,13 @@ class Walk:
         record = np.repeat(np.arange(len(records)), records.count)
         ends, wrap_at = np.cumsum(records.count), part.branch.wrap_at(records.update)
         is_padding = np.arange(record.size) >= np.repeat(ends - records.padding, records.count)
-        position = positions_of(records.start, records.stride, records.count, wrap_at, len(self.order))
-        return Rows(record, position, ids_at(self.order, position), is_padding)
+        position = positions_of(records.start, records.stride, records.count, wrap_at, self.recipe.length)
+        ids = ids_at(self.order, position) if part.pieces is None else row_ids(part.pieces)
+        return Rows(record, position, ids, is_padding, part.pieces)
+
+
+def _deliveries(log: RankLog) -> Iterator[tuple[Deliveries, RowPieces | None]]:
+    if log.has_pieces:
+        yield from log.deliveries_with_pieces()
+    else:
+        yield from ((records, None) for records in log.deliveries())

@@ -66,7 +66,9 @@ def test_audit_proves_rows_and_tokens(run: Path, what: tuple[str, ...], capsys: 
     assert report["packed"]["documents"] == 2 * np.count_nonzero(LENGTHS)
 
 
-@pytest.mark.parametrize("command", [("audit",), ("ledger", "show"), ("ledger", "show", "--update", "1")])
+@pytest.mark.parametrize(
+    "command", [("audit",), ("ledger", "show", "--document", "1"), ("ledger", "show", "--update", "1")]
+)
 def test_without_the_documents_nothing_is_said(
     run: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
