@@ -34,6 +34,7 @@ _HEAD_BYTES = 2
 _WIDTH_MAX = 8
 _NUMBER_MAX = 1 << 60  # of documents and tokens: sums of a few still fit int64
 _PIECE_TOKENS_MAX = 1 << 40
+_NUMPY_WIDTHS = (1, 2, 4, 8)
 
 
 class Pieces(Protocol):
@@ -118,11 +119,12 @@ def row_bytes_max(row_length: int) -> int:
 
 def encode_pieces(rows: Pieces) -> bytes:
     """The bytes of some rows' pieces."""
-    columns = (np.diff(rows.edges) - 1, rows.document, rows.start, rows.stop - rows.start - 1)
-    widths = [(int(column.max(initial=0)).bit_length() + 7) // 8 for column in columns]
-    widths[1] = max(widths[1], 1)
-    head = bytes([widths[0] | widths[1] << 4, widths[2] | widths[3] << 4])
-    return head + b"".join(_narrow(column, width) for column, width in zip(columns, widths, strict=True))
+    edges, document, start = rows.edges, rows.document, rows.start
+    columns = (edges[1:] - edges[:-1] - 1, document, start, rows.stop - start - 1)
+    of_count, of_document, of_start, of_tokens = (_width(column) for column in columns)
+    widths = (of_count, max(of_document, 1), of_start, of_tokens)
+    head = bytes((widths[0] | widths[1] << 4, widths[2] | widths[3] << 4))
+    return head + b"".join([_narrow(column, width) for column, width in zip(columns, widths, strict=True)])
 
 
 def decode_pieces(records: Sequence[bytes], count: Int64Array) -> RowPieces:
@@ -186,8 +188,15 @@ def _require_all(holds: NDArray[np.bool_], owner: Int64Array, numbers: list[int]
         raise BadPiecesError(numbers[int(owner[np.argmin(holds)])], found)
 
 
+def _width(column: Int64Array) -> int:
+    """The fewest bytes that hold each number."""
+    return (int(column.max()).bit_length() + 7) // 8 if column.size else 0
+
+
 def _narrow(column: Int64Array, width: int) -> bytes:
     """Numbers in the low `width` bytes of each."""
+    if width in _NUMPY_WIDTHS:
+        return column.astype(f"<u{width}").tobytes()
     return column.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
 
