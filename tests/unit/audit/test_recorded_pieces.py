@@ -5,7 +5,9 @@ What is in the files is read by `tests.pieces_oracle`, and tokens are counted on
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,15 +20,27 @@ from hypothesis import strategies as st
 
 from resumable_data import BestFit, Concat, Fill, NoPacking, Sequential
 from resumable_data.audit import piece_sums, tokens
-from resumable_data.errors import LedgerCorruptError
+from resumable_data.errors import LedgerCorruptError, ResumableDataError
 from resumable_data.ledger import Commit, Delivered, Rewind
 from resumable_data.ledger.frames import RANK_KIND, FrameReader, open_regular
 from resumable_data.ledger.records import record_decoder
+from resumable_data.lookup import Walk, find_document
 from resumable_data.packing import PackedRows
 from tests.packed_jobs import LENGTHS, POLICIES, make_packed, make_source
 from tests.pieces_oracle import Rows, decode, digest_of, encode
+from tests.unit.audit.forging import EXTREMES, forge, numbers_in
 from tests.unit.audit.test_lies import edit_rank, written_out
-from tests.unit.audit.test_packed_audit import LedgerRun, Losing, Swapped, chain_of, codes, lose_first, lose_last, trade
+from tests.unit.audit.test_packed_audit import (
+    PEAK_BYTES_MAX,
+    LedgerRun,
+    Losing,
+    Swapped,
+    chain_of,
+    codes,
+    lose_first,
+    lose_last,
+    trade,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +50,7 @@ if TYPE_CHECKING:
     from resumable_data.ledger.records import RankRecord
     from resumable_data.order import Int64Array
     from resumable_data.packing import Policy
+    from tests.unit.audit.forging import Place
 
     Change = Callable[[Rows], object]
 
@@ -453,6 +468,52 @@ def test_chunks_of_documents_are_added_up(
         assert run.audit().verdict == "proven"
         edit_rank(run, 1, 0, changed(1, double, digest=True))  # type: ignore[arg-type]
         assert "RD212" in codes(run.audit())
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_forged_numbers_and_bytes(
+    tmp_path_factory: pytest.TempPathFactory, honest: dict[str, LedgerRun], data: st.DataObject
+) -> None:
+    """Any number of any record, and any byte of any pieces, may be another: a report or an error of ours, and no hang.
+
+    Questions are asked without the documents, too.
+    """
+    run = copy_of(honest["concat"], tmp_path_factory.mktemp("forged"))
+    place = data.draw(st.sampled_from([one for file in sorted(run.path.rglob("*")) for one in places_in(file)]))
+    forge({place: data.draw(st.sampled_from(EXTREMES))})
+    file = data.draw(st.sampled_from(sorted(run.path.rglob("*.ledger"))))
+    at, value = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 255))
+
+    def spoil(records: list[RankRecord]) -> list[RankRecord]:
+        where = data.draw(st.sampled_from([n for n, one in enumerate(records) if isinstance(one, Delivered)]))
+        record = records[where]
+        assert isinstance(record, Delivered)
+        held = bytearray(record.ids or b"")
+        held[at : at + 1] = [value]
+        return [*records[:where], msgspec.structs.replace(record, ids=bytes(held)), *records[where + 1 :]]
+
+    tracemalloc.start()
+    try:
+        for question in (
+            lambda: run.audit().to_text(),
+            lambda: find_document(Walk(run.path), 3),
+            lambda: edit_rank(run, int(file.parent.name[8:]), int(file.name[5:10]), spoil),  # type: ignore[arg-type]
+            lambda: run.audit().to_json(),
+            lambda: find_document(Walk(run.path), 3),
+        ):
+            with contextlib.suppress(ResumableDataError, msgspec.DecodeError):
+                question()
+        assert tracemalloc.get_traced_memory()[1] < PEAK_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+
+
+def places_in(file: Path) -> list[Place]:
+    """Numbers of a claim's progress, and of all records."""
+    names = ("applied", "skipped", "samples", "tokens", "epoch", "offset", "packed", "coverage", "attempt")
+    numbers = numbers_in(file) if file.is_file() else []
+    return [one for one in numbers if file.name != "claim" or (one.keys[0] == 3 and one.keys[1] in names)]
 
 
 # Sums and faults, by themselves
