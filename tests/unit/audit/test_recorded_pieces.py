@@ -170,6 +170,13 @@ def test_any_honest_run_is_proven_by_its_pieces(
     assert (report.piece_rows or 0) == report.position
 
 
+def test_several_processes_say_the_same(tmp_path: Path) -> None:
+    """With `jobs`, which reads rank files elsewhere, pieces are counted as without."""
+    run = full(tmp_path)
+    run.launch(6, 2, 2)
+    assert run.audit(jobs=2).to_json() == run.audit().to_json()
+
+
 def test_a_ledger_of_digests_tells_no_pieces(tmp_path: Path) -> None:
     """Nothing is counted by pieces that nobody wrote down, and the plan alone proves as much as it did."""
     run = chain_of(LedgerRun(tmp_path))
@@ -453,6 +460,10 @@ def test_bytes_that_are_no_pieces_are_damage(tmp_path: Path, honest: dict[str, L
     edit_rank(run, 1, 1, cut)  # type: ignore[arg-type]
     with pytest.raises(LedgerCorruptError, match=r"rank-00001.ledger, byte \d+: expected the pieces of 2 packed rows"):
         run.audit()
+    report = run.audit(salvage=True)
+    assert report.verdict == "unproven"
+    assert "RD114" in codes(report)
+    assert not TOKEN_CODES & set(codes(report))
 
 
 @pytest.mark.parametrize("size", [1, 3])
