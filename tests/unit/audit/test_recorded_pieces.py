@@ -344,7 +344,7 @@ def test_a_changed_piece_is_named(
             assert "tokens [" in one.found
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_findings_are_what_counting_finds(
     tmp_path_factory: pytest.TempPathFactory, honest: dict[str, LedgerRun], data: st.DataObject
@@ -481,7 +481,7 @@ def test_chunks_of_documents_are_added_up(
         assert "RD212" in codes(run.audit())
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_forged_numbers_and_bytes(
     tmp_path_factory: pytest.TempPathFactory, honest: dict[str, LedgerRun], data: st.DataObject
