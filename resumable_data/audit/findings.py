@@ -21,6 +21,10 @@ _SAME_ORDER = (
     "the loader and the dataset maps IDs."
 )
 _EDITED = "Files of this ledger were edited, mixed with another run's, or written by two jobs at once: find out which."
+_MEND_PACKING = (
+    "The packing policy lost or repeated tokens, or files of this ledger were edited: find out which, and go on from a "
+    "checkpoint made before."
+)
 
 KINDS = {
     "RD101": Kind(NOTE, "an entry that no ledger has", "Move it out of the ledger's directory."),
@@ -87,6 +91,17 @@ KINDS = {
         VIOLATION,
         "planned rows do not hold every token of their documents once",
         "The packing policy loses or repeats tokens: hold it to PackedRows.check, and mend it.",
+    ),
+    "RD212": Kind(VIOLATION, "committed rows hold a token twice in an epoch, by their recorded pieces", _MEND_PACKING),
+    "RD213": Kind(
+        VIOLATION, "no committed row of an epoch holds a token that one should, by their recorded pieces", _MEND_PACKING
+    ),
+    "RD214": Kind(VIOLATION, "a recorded piece is of tokens that its row cannot hold", _MEND_PACKING),
+    "RD215": Kind(VIOLATION, "the recorded pieces are not those of the row's ID", _EDITED),
+    "RD216": Kind(
+        NOTE,
+        "a packing policy left tokens out by a rule of its own, so tokens were not counted by recorded pieces",
+        "None needed: planned rows were held against the documents, and recorded pieces against planned rows.",
     ),
     "RD301": Kind(VIOLATION, "commits are not one after another", _EDITED),
     "RD302": Kind(VIOLATION, "ranks disagree on whether an update was applied", _EDITED),

@@ -19,6 +19,7 @@ from resumable_data.audit.rank_files import RankFiles
 from resumable_data.audit.replay import check_take_over, count_cursor
 from resumable_data.audit.report import NOTHING, AttemptReport, AuditReport, Bounds, judge
 from resumable_data.audit.spans import check_spans, uncovered
+from resumable_data.audit.tokens import TokenAudit
 from resumable_data.audit.unreadable import check_unreadable
 from resumable_data.audit.updates import Stretch
 from resumable_data.errors import UsageError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resumable_data.audit.packed import Packed
+    from resumable_data.audit.rank_audit import Change
     from resumable_data.cursor import CoverageSpan
     from resumable_data.order import Order
 
@@ -85,8 +87,10 @@ def audit_ledger(
     history = read_history(Path(path), packed)
     findings = list(history.findings)
     order = _rebuild_order(history, findings)
-    branches: list[Branch] = []
-    results = {number: _audit(history, number, order, branches, options) for number in history.chain}
+    chain = _Chain(history, order, options)
+    # the newest one first: where it ends is where tokens are counted to
+    results = {number: chain.audit(number) for number in reversed(history.chain)}
+    branches = chain.branches
     for number, attempt in history.attempts.items():
         if number not in results:
             results[number] = audit_dead(attempt, RankFiles(attempt, options), is_surely_dead=history.is_whole)
@@ -95,10 +99,12 @@ def audit_ledger(
     spans = _spans(history, results)
     has_beginning = _check_cursors(history, order, branches, spans, findings)
     taken_over = check_take_over(history.newest.claim.start, "ledger", is_accepted=since_take_over)
-    findings += [*taken_over, *check_rows(history.rows)]
+    tokens, num_piece_rows = chain.count_tokens([one for result in results.values() for one in result.changes])
+    findings += [*taken_over, *check_rows(history.rows), *tokens]
     has_beginning = has_beginning and (since_take_over or not taken_over)
     is_complete = has_beginning and order is not None
-    return _conclude(history, Path(path), branches, results, findings, limits, is_complete=is_complete)
+    report = _conclude(history, Path(path), branches, results, findings, limits, is_complete=is_complete)
+    return msgspec.structs.replace(report, piece_rows=num_piece_rows or msgspec.UNSET)
 
 
 def _rebuild_order(history: History, findings: list[Finding]) -> Order | None:
@@ -111,15 +117,39 @@ def _rebuild_order(history: History, findings: list[Finding]) -> Order | None:
         return None
 
 
-def _audit(
-    history: History, number: int, order: Order | None, branches: list[Branch], options: Options
-) -> AttemptResult:
-    """Audit an attempt of the chain, and add its branch."""
-    files = RankFiles(history.attempts[number], options)
-    branch = find_branch(history, number, files, order, key=options.key)
-    check_partition(branch)
-    branches.append(branch)
-    return audit_branch(branch, files, history.next_start(number), is_provided=history.is_provided(number))
+class _Chain:
+    """The attempts of the surviving history, audited one after another, the newest one first.
+
+    Args:
+        history: The ledger's attempts.
+        order: The order of the run; None where it cannot be rebuilt.
+        options: How to read files.
+
+    Attributes:
+        branches: Of those that were audited, oldest first.
+    """
+
+    def __init__(self, history: History, order: Order | None, options: Options) -> None:
+        self.branches: list[Branch] = []
+        self._history, self._order, self._options = history, order, options
+        self._tokens: TokenAudit | None = None
+
+    def audit(self, number: int) -> AttemptResult:
+        """Audit an attempt, and gather the pieces that it recorded."""
+        history, attempt = self._history, self._history.attempts[number]
+        files = RankFiles(attempt, self._options)
+        branch = find_branch(history, number, files, self._order, key=self._options.key)
+        check_partition(branch)
+        self.branches.insert(0, branch)
+        result = audit_branch(branch, files, history.next_start(number), is_provided=history.is_provided(number))
+        if history.rows is None:
+            return result
+        self._tokens = self._tokens or TokenAudit(history.rows, branch.stop_position, self._options)
+        return result._replace(findings=result.findings + self._tokens.add(branch, attempt, files))
+
+    def count_tokens(self, changes: list[Change]) -> tuple[list[Finding], int]:
+        """What is wrong with tokens by recorded pieces, and of how many rows; for `changes` see `TokenAudit`."""
+        return ([], 0) if self._tokens is None else self._tokens.conclude(changes)
 
 
 def _spans(history: History, results: dict[int, AttemptResult]) -> list[tuple[str, CoverageSpan]]:

@@ -28,10 +28,34 @@ class PackedRows(Protocol):
     Attributes:
         gaps: Windows whose rows do not hold every token of their documents once, a line each.
         limit: The position beyond which nothing is planned, but an error raised; None for any.
+        has_own_truncation: Whether planned rows left tokens out by a rule that is the packing policy's own.
     """
 
     gaps: list[str]
     limit: int | None
+    has_own_truncation: bool
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of an epoch."""
+        ...
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a full row."""
+        ...
+
+    def kept_lengths(self, documents: Int64Array) -> Int64Array:
+        """How many of its tokens, from the first on, an epoch holds of each document."""
+        ...
+
+    def documents(self, epoch: int, places: Int64Array) -> Int64Array:
+        """The documents at places in the order of an epoch."""
+        ...
+
+    def window_stop(self, window: int) -> int:
+        """The place in an epoch's order after the last document that rows of a window may hold."""
+        ...
 
     @property
     def epoch_tokens(self) -> int:
@@ -106,10 +130,7 @@ def find_rows(recipe: Recipe, packed: Packed | None) -> PackedRows | None:
             raise UsageError("packed= was given, and this run read samples, not packed rows. Leave it out.")
         return None
     if packed is None:
-        raise UsageError(
-            "this run read packed rows, and which these are depends on the lengths of its documents. Nothing was "
-            "audited; give packed=PackedTokens(...) as the run had it, or on the command line --tokens SOURCE."
-        )
+        raise not_given()
     described = packed.describe()
     differ = [
         f"{key} {recipe.order.get(key)!r} in the run, {described.get(key)!r} given"
@@ -128,6 +149,14 @@ def find_rows(recipe: Recipe, packed: Packed | None) -> PackedRows | None:
             "as they were."
         )
     return packed.history()
+
+
+def not_given() -> UsageError:
+    """The error for a run over packed rows whose documents are needed, and not given."""
+    return UsageError(
+        "this run read packed rows, and which these are depends on the lengths of its documents. Nothing was "
+        "audited; give packed=PackedTokens(...) as the run had it, or on the command line --tokens SOURCE."
+    )
 
 
 def is_near(rows: PackedRows | None, cursor: Cursor) -> bool:

@@ -117,6 +117,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         attempts: All launches, oldest first.
         packed: Of a run over packed rows, the place of the next one, with the documents and tokens committed;
             `msgspec.UNSET`, and not in the JSON, of others.
+        piece_rows: Committed packed rows whose tokens were held against the documents by the pieces that the ledger
+            holds; `msgspec.UNSET`, and not in the JSON, where there are none.
         findings: What was found, violations first.
     """
 
@@ -141,6 +143,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     attempts: tuple[AttemptReport, ...] = ()
     packed: PackedPlace | msgspec.UnsetType = msgspec.UNSET
+    piece_rows: int | msgspec.UnsetType = msgspec.UNSET
     findings: tuple[Finding, ...] = ()
     schema_version: int = SCHEMA_VERSION
 

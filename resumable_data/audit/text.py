@@ -82,6 +82,8 @@ def _progress(report: AuditReport) -> list[tuple[str, str]]:
         ("rows", f"{report.samples}, up to epoch {here.epoch}, window {here.window}, row {here.row}"),
         ("tokens", f"{here.tokens}, {here.target_tokens} of them targets, each once; {here.documents} documents ended"),
     ]
+    if report.piece_rows:
+        counts.append(("pieces", f"of {report.piece_rows} rows recorded, and held against the documents"))
     if here.truncated_tokens:
         counts.append(("truncated", f"{here.truncated_tokens} tokens, as the policy declares"))
     return counts

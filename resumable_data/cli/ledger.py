@@ -83,10 +83,11 @@ def _open(path: Path, args: argparse.Namespace) -> Walk:
 
 def _line(one: Delivery) -> str:
     padding = ", padding" if one.is_padding else ""
+    epoch = "" if one.epoch is None else f" (epoch {one.epoch})"
     what = f"sample {one.id}" if one.pieces is msgspec.UNSET else _pieces(one.pieces)
     return (
         f"attempt {one.attempt}, rank {one.rank}, update {one.update}, microbatch {one.microbatch}: {what}, "
-        f"position {one.position} (epoch {one.epoch}){padding}, {one.status}"
+        f"position {one.position}{epoch}{padding}, {one.status}"
     )
 
 
@@ -118,7 +119,7 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
     if as_json:
         _print_json({"run_id": shown(history.newest.claim.run_id), "attempts": rows})
         return
-    order = repr(walk.order) if history.rows is None else f"packed rows {history.rows.describe()}"
+    order = f"packed rows {walk.recipe.order}" if walk.recipe.is_packed else repr(walk.order)
     print(f"run {shown(history.newest.claim.run_id)}, order {shown(order)}")
     for row in rows:
         mesh = " x ".join(f"{shown(name)} {size}" for name, size in row["mesh"])

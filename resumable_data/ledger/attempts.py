@@ -31,6 +31,7 @@ from resumable_data.ledger.layout import (
 from resumable_data.ledger.reader import read_claim
 from resumable_data.ledger.records import (
     ID_MODES,
+    PIECES,
     Claim,
     Mesh,
     OlderFile,
@@ -41,6 +42,7 @@ from resumable_data.ledger.records import (
     key_check,
     secret_key,
 )
+from resumable_data.ledger.row_pieces import row_bytes_max
 from resumable_data.ledger.writer import RankWriter, sync_directory, write_all
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class Ledger:
     Args:
         path: The directory; it is made at the first claim.
         ids: ``"digest"`` records a digest of each microbatch's IDs, ``"full"`` the IDs themselves too
-            (1, 2, 4 or 8 bytes per sample, the fewest that hold all of the order's).
+            (1, 2, 4 or 8 bytes per sample, the fewest that hold all of the order's); of packed rows, in place of their
+            IDs, the pieces of documents that lay in them.
         on_error: What trouble with the ledger's files does: ``"unproven"`` logs it once, training goes on and
             the audit may say "unproven"; ``"raise"`` raises LedgerWriteError.
         key: A secret of the run that digests are keyed with: who has the ledger, but not the secret, cannot try out
@@ -212,16 +215,19 @@ class Ledger:
             )
         if claim.attempt == 0:
             return RankWriter(None, None, on_error=self.on_error)
-        limit, width = _DIGEST_PAYLOAD_BYTES_MAX, id_bytes(claim.start.recipe.length)
+        recipe = claim.start.recipe
+        limit, width, mode = _DIGEST_PAYLOAD_BYTES_MAX, id_bytes(recipe.length), self.ids
         if self.ids == "full":
-            limit = min(limit + width * (claim.microbatch + self._fold_rows), _FULL_PAYLOAD_BYTES_MAX)
+            mode = PIECES if recipe.is_packed else self.ids
+            row_bytes = row_bytes_max(int(recipe.order["row_length"])) if recipe.is_packed else width
+            limit = min(limit + row_bytes * (claim.microbatch + self._fold_rows), _FULL_PAYLOAD_BYTES_MAX)
         header = RankHeader(
             run_id=claim.run_id,
             attempt=claim.attempt,
             rank=rank,
             num_replicas=claim.num_replicas,
             peer=peer,
-            ids=self.ids,
+            ids=mode,
             payload_bytes_max=limit,
             process=process,
             id_bytes=width,

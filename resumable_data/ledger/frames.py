@@ -3,7 +3,7 @@
 ::
 
     byte 0   8 bytes   magic b"RDLEDGER"
-         8   4 bytes   format version, little-endian
+         8   4 bytes   format version, little-endian: 1, or 2 of a rank file that holds pieces of packed rows
         12   4 bytes   kind of file: 1 claim, 2 rank, 101 shadow
         16             frames:
                        4 bytes  n, length of the payload, little-endian
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 
 MAGIC = b"RDLEDGER"
 FORMAT_VERSION = 1
+PIECES_VERSION = 2
 CLAIM_KIND = 1
 RANK_KIND = 2
 SHADOW_KIND = 101
 KINDS = {CLAIM_KIND: "claim", RANK_KIND: "rank", SHADOW_KIND: "shadow"}
+_VERSIONS = {RANK_KIND: (FORMAT_VERSION, PIECES_VERSION)}
 
 CLAIM_BYTES_MAX = 1 << 25  # a claim lists the files of older attempts, about 30 bytes each
 HEADER_BYTES_MAX = 1 << 12
@@ -55,9 +57,14 @@ pack_checksum = _CHECKSUM.pack
 chain_checksum = xxhash.xxh3_64_intdigest
 
 
-def make_head(kind: int) -> bytes:
+def make_head(kind: int, version: int = FORMAT_VERSION) -> bytes:
     """The first 16 bytes of a file of this kind."""
-    return _HEAD.pack(MAGIC, FORMAT_VERSION, kind)
+    return _HEAD.pack(MAGIC, version, kind)
+
+
+def versions_of(kind: int) -> tuple[int, ...]:
+    """The format versions of a kind of file that are read."""
+    return _VERSIONS.get(kind, (FORMAT_VERSION,))
 
 
 def make_frame(payload: bytes, chain: int) -> tuple[bytes, int]:
@@ -146,6 +153,7 @@ class FrameReader:
     Attributes:
         offset: Bytes read and found good.
         torn_bytes: Bytes of the torn tail, once all frames were read.
+        version: The file's format version; 0 where its head is torn.
     """
 
     def __init__(
@@ -161,6 +169,7 @@ class FrameReader:
         self.payload_bytes_max = payload_bytes_max
         self.offset = 0
         self.torn_bytes = 0
+        self.version = 0
         self._file = file
         self._left = num_bytes
         self._rest = b""
@@ -202,18 +211,19 @@ class FrameReader:
         )
 
     def _read_head(self, kind: int) -> bool:
-        expected = make_head(kind)
+        expected = [make_head(kind, version) for version in versions_of(kind)]
         while len(self._rest) < HEAD_BYTES and self._fill():
             pass
         head = self._rest[:HEAD_BYTES]
         if not any(head) and self._drop_zeros():
             return False
-        if len(head) < HEAD_BYTES and expected.startswith(head):
+        if len(head) < HEAD_BYTES and any(one.startswith(head) for one in expected):
             return False
-        if head != expected:
+        if head not in expected:
             self._damage = self._bad_head(head, kind)
             return False
         self._rest = self._rest[HEAD_BYTES:]
+        self.version = versions_of(kind)[expected.index(head)]
         self.offset = HEAD_BYTES
         self._chain = chain_checksum(head)
         return True
@@ -223,8 +233,9 @@ class FrameReader:
         if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
             return self.corrupt(0, f"a {name} file of a ledger, which starts with {MAGIC!r}", repr(head[:8]))
         _, version, found_kind = _HEAD.unpack(head)
-        if version != FORMAT_VERSION:
-            return self.corrupt(8, f"format version {FORMAT_VERSION}", f"version {version}, or damage")
+        if version not in versions_of(kind):
+            known = " or ".join(map(str, versions_of(kind)))
+            return self.corrupt(8, f"format version {known}", f"version {version}, or damage")
         return self.corrupt(12, f"a {name} file (kind {kind})", f"kind {found_kind}")
 
     def _fill(self) -> bool:

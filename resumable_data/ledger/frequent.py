@@ -64,11 +64,14 @@ class QuickCommits(NamedTuple):
     applied: NDArray[np.bool_]
 
 
-def read_frequent(payloads: list[bytes]) -> tuple[Agains, QuickCommits, list[int]]:
-    """The frequent records among payloads, and the numbers of those that are for the decoder."""
+def read_frequent(payloads: list[bytes], *, takes_ids: bool = True) -> tuple[Agains, QuickCommits, list[int]]:
+    """The frequent records among payloads, and the numbers of those that are for the decoder.
+
+    Without `takes_ids` these are all that carry IDs: where what they carry has any number of bytes, few are alike.
+    """
     size = np.fromiter(map(len, payloads), np.int64, len(payloads))
     tag = np.frombuffer(bytes([payload[1] if len(payload) > 1 else 0 for payload in payloads]), np.uint8)
-    agains = _read_agains(payloads, np.flatnonzero(tag == _AGAIN_TAG), size)
+    agains = _read_agains(payloads, np.flatnonzero(tag == _AGAIN_TAG), size, takes_ids)
     is_commit = tag == _COMMIT_TAG
     found = [_read_commits(payloads, np.flatnonzero(is_commit & (size == n)), n) for n in (4, *_COMMIT_MARKS)]
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
@@ -80,13 +83,13 @@ def read_frequent(payloads: list[bytes]) -> tuple[Agains, QuickCommits, list[int
     return agains, commits, np.flatnonzero(is_left).tolist()
 
 
-def _read_agains(payloads: list[bytes], number: NDArray[np.int64], size: NDArray[np.int64]) -> Agains:
+def _read_agains(payloads: list[bytes], number: NDArray[np.int64], size: NDArray[np.int64], takes_ids: bool) -> Agains:
     """Those of the records `number` that look as the writer writes them."""
     columns: list[tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.uint64]]] = []
     kept = []
     for num_bytes in np.unique(size[number]).tolist():
         these = number[size[number] == num_bytes]
-        if num_bytes < _AGAIN.itemsize:
+        if num_bytes < _AGAIN.itemsize or (num_bytes > _AGAIN.itemsize and not takes_ids):
             continue
         data = np.frombuffer(b"".join([payloads[n] for n in these.tolist()]), np.uint8).reshape(-1, num_bytes)
         rows = data[:, : _AGAIN.itemsize].copy().view(_AGAIN)[:, 0]

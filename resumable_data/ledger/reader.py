@@ -26,6 +26,7 @@ from resumable_data.ledger.frames import (
     CLAIM_BYTES_MAX,
     CLAIM_KIND,
     FRAME_OVERHEAD_BYTES,
+    PIECES_VERSION,
     RANK_KIND,
     FrameReader,
     open_regular,
@@ -33,8 +34,9 @@ from resumable_data.ledger.frames import (
 )
 from resumable_data.ledger.frequent import Agains, read_frequent
 from resumable_data.ledger.records import (
-    ID_MODES,
+    HEADER_ID_MODES,
     ID_WIDTHS,
+    PIECES,
     Again,
     Agreed,
     Claim,
@@ -52,6 +54,7 @@ from resumable_data.ledger.records import (
     record_decoder,
     record_list_decoder,
 )
+from resumable_data.ledger.row_pieces import BadPiecesError, RowPieces, decode_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +103,11 @@ class RankLog(msgspec.Struct, frozen=True):
     damage: str
     kept: list[Deliveries] | None
 
+    @property
+    def has_pieces(self) -> bool:
+        """Whether its deliveries hold the pieces of their packed rows."""
+        return self.header is not None and self.header.ids == PIECES
+
     def deliveries(self) -> Iterator[Deliveries]:
         """What was handed to the training loop, block after block, in order.
 
@@ -110,11 +118,26 @@ class RankLog(msgspec.Struct, frozen=True):
         if self.kept is not None:
             yield from self.kept
             return
+        for deliveries, _ in self._read_again(checks_ids=False):  # they were when it was first read
+            yield deliveries
+
+    def deliveries_with_pieces(self) -> Iterator[tuple[Deliveries, RowPieces]]:
+        """The same, with the pieces of all their rows; of files that hold them. The file is read again.
+
+        Raises:
+            LedgerCorruptError: The file was changed since it was first read.
+            LedgerError: It cannot be read.
+        """
+        for deliveries, pieces in self._read_again(checks_ids=True):
+            assert pieces is not None
+            yield deliveries, pieces
+
+    def _read_again(self, *, checks_ids: bool) -> Iterator[tuple[Deliveries, RowPieces | None]]:
         with open_regular(self.path) as file:
             # up to where it was read before: the job may be writing on
             frames = FrameReader(file, self.path, kind=RANK_KIND, num_bytes=self.num_bytes)
             header, blocks = _open(frames)
-            yield from _Follower().follow(blocks, checks_ids=False)  # they were when it was first read
+            yield from _Follower().follow(blocks, checks_ids=checks_ids)
             if header != self.header or frames.offset != self.num_bytes:
                 raise frames.corrupt(frames.offset, f"{self.num_bytes} bytes, as when it was first read", "others")
 
@@ -166,7 +189,7 @@ def read_rank(path: Path, *, keep_records: int = KEEP_RECORDS, salvage: bool = F
         frames = FrameReader(file, path, kind=RANK_KIND)
         try:
             header, blocks = _open(frames)
-            for deliveries in follower.follow(blocks):
+            for deliveries, _ in follower.follow(blocks):
                 kept = None if kept is None or follower.num_deliveries > keep_records else [*kept, deliveries]
         except LedgerCorruptError as error:
             if not salvage:
@@ -186,6 +209,7 @@ class _Block(NamedTuple):
         commits: Those that commit.
         others: All others, by their number.
         id_bytes: Bytes of each ID that is kept, 0 where none are.
+        has_pieces: Whether the pieces of packed rows are.
     """
 
     frames: FrameReader
@@ -195,6 +219,7 @@ class _Block(NamedTuple):
     commits: frequent.QuickCommits
     others: dict[int, RankRecord]
     id_bytes: int
+    has_pieces: bool
 
     def corrupt(self, number: int, expected: str, found: str) -> LedgerCorruptError:
         """The error for what is wrong with a record."""
@@ -209,18 +234,23 @@ def _open(frames: FrameReader) -> tuple[RankHeader | None, Iterator[_Block]]:
     if payload is None:
         return None, iter(())
     header = _decode(header_decoder, payload, frames, offset)
-    if header.id_bytes not in ID_WIDTHS or header.ids not in ID_MODES:
-        expected = f"a header with IDs as one of {ID_MODES}, in one of {ID_WIDTHS} bytes"
+    if header.id_bytes not in ID_WIDTHS or header.ids not in HEADER_ID_MODES:
+        expected = f"a header with IDs as one of {HEADER_ID_MODES}, in one of {ID_WIDTHS} bytes"
         raise frames.corrupt(offset, expected, f"{shown(header.ids)!r}, {header.id_bytes} bytes")
+    if (header.ids == PIECES) != (frames.version == PIECES_VERSION):
+        expected = f"pieces of packed rows in files of format version {PIECES_VERSION}, and only there"
+        raise frames.corrupt(offset, expected, f"{shown(header.ids)!r} in one of version {frames.version}")
     frames.payload_bytes_max = header.payload_bytes_max
-    return header, _blocks(frames, header.id_bytes if header.ids == "full" else 0)
+    return header, _blocks(frames, header)
 
 
-def _blocks(frames: FrameReader, width: int) -> Iterator[_Block]:
+def _blocks(frames: FrameReader, header: RankHeader) -> Iterator[_Block]:
+    width, has_pieces = header.id_bytes if header.ids == "full" else 0, header.ids == PIECES
     for offset, payloads in frames.blocks():
-        agains, commits, left = read_frequent(payloads)
+        agains, commits, left = read_frequent(payloads, takes_ids=not has_pieces)
         records = _decode_all(frames, offset, payloads, left)
-        yield _Block(frames, offset, payloads, agains, commits, dict(zip(left, records, strict=True)), width)
+        others = dict(zip(left, records, strict=True))
+        yield _Block(frames, offset, payloads, agains, commits, others, width, has_pieces)
 
 
 def _decode_all(frames: FrameReader, offset: int, payloads: list[bytes], numbers: list[int]) -> list[RankRecord]:
@@ -258,8 +288,10 @@ class _Follower:
         """Deliveries followed so far."""
         return self._num_deliveries
 
-    def follow(self, blocks: Iterator[_Block], *, checks_ids: bool = True) -> Iterator[Deliveries]:
-        """The deliveries of blocks, those that say "again" written out.
+    def follow(
+        self, blocks: Iterator[_Block], *, checks_ids: bool = True
+    ) -> Iterator[tuple[Deliveries, RowPieces | None]]:
+        """The deliveries of blocks, those that say "again" written out; where IDs are checked, with pieces if any.
 
         Raises:
             LedgerCorruptError: Something follows the record of the file's end, or a record goes on from nothing.
@@ -269,11 +301,14 @@ class _Follower:
             if self._has_end:
                 raise block.corrupt(0, "nothing after the record of the file's end", "another record")
             columns, number = self._columns(block)
+            pieces = None
             if block.id_bytes and checks_ids:
                 _check_ids(block, number, columns)
+            if block.has_pieces and checks_ids:
+                pieces = _read_pieces(block, number, columns)
             self._keep_events(block, number)
             self._num_deliveries += len(columns)
-            yield columns
+            yield columns, pieces
         if block and self._has_end and block.frames.torn_bytes:
             expected = "the end of the file after the record of its end"
             raise block.frames.corrupt(block.frames.offset, expected, "more bytes")
@@ -382,6 +417,17 @@ def _check_ids(block: _Block, number: NDArray[np.int64], deliveries: Deliveries)
     for one in np.flatnonzero(~has_ids).tolist():
         record = block.others.get(int(number[one]))
         _check_record(block, number, deliveries, one, record.ids if isinstance(record, Delivered | Again) else None)
+
+
+def _read_pieces(block: _Block, number: NDArray[np.int64], deliveries: Deliveries) -> RowPieces:
+    """The pieces of the rows of all deliveries. Whether they have the digest is for the audit to say."""
+    records = [block.others.get(one) for one in number.tolist()]
+    held = [(record.ids if isinstance(record, Delivered | Again) else None) or b"" for record in records]
+    try:
+        return decode_pieces(held, deliveries.count)
+    except BadPiecesError as error:
+        expected = f"the pieces of {int(deliveries.count[error.record])} packed rows"
+        raise block.corrupt(int(number[error.record]), expected, str(error)) from None
 
 
 def _digests(ids: NDArray[np.uint8], width: int) -> NDArray[np.uint64]:

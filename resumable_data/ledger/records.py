@@ -26,6 +26,8 @@ Digest = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 ID_MODES = ("digest", "full")
+PIECES = "pieces"
+HEADER_ID_MODES = (*ID_MODES, PIECES)
 ID_WIDTHS = (1, 2, 4, 8)
 
 
@@ -140,7 +142,8 @@ class RankHeader(msgspec.Struct, frozen=True, array_like=True, tag=2):
         rank: Data-parallel rank, from 0.
         num_replicas: As in the claim.
         peer: 0, or the number of a tensor- or context-parallel peer that reads the same samples.
-        ids: ``"digest"``, or ``"full"`` where deliveries carry the IDs too.
+        ids: ``"digest"``, or ``"full"`` where deliveries carry the IDs too; or ``"pieces"`` where they carry what lay
+            in their packed rows, in files of format version 2.
         payload_bytes_max: No record of this file is larger.
         process: Rank of the process in the job's group, 0 without one.
         id_bytes: Bytes of each ID where they are kept, the fewest of 1, 2, 4 and 8 that hold all of the order's.
@@ -177,7 +180,8 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
         padding: How many of them are padding, the last ones.
         filler: Further rows of weight zero; never counted as delivered.
         digest: `digest_ids` of the IDs of the `count` rows, as they were fetched.
-        ids: The IDs as little-endian integers of the header's `id_bytes`, where the ledger keeps them.
+        ids: The IDs as little-endian integers of the header's `id_bytes`, where the ledger keeps them; or the pieces
+            of packed rows, see `row_pieces.encode_pieces`.
         parts: How many microbatches, from `index` on; the rule for shares says where one ends.
     """
 

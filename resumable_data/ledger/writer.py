@@ -13,7 +13,9 @@ import xxhash
 
 from resumable_data.errors import LedgerWriteError
 from resumable_data.ledger.frames import (
+    FORMAT_VERSION,
     HEADER_BYTES_MAX,
+    PIECES_VERSION,
     RANK_KIND,
     chain_checksum,
     make_frame,
@@ -23,6 +25,7 @@ from resumable_data.ledger.frames import (
     shown,
 )
 from resumable_data.ledger.records import (
+    PIECES,
     Again,
     Agreed,
     Commit,
@@ -37,6 +40,7 @@ from resumable_data.ledger.records import (
     digest_ids,
     encode_record,
 )
+from resumable_data.ledger.row_pieces import RowPieces, encode_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +91,7 @@ class _Fold:
         self.shape = shape
         self.parts = 0
         self.ids: list[NDArray[np.int64]] = []
+        self.pieces: list[RowPieces] = []
         self._hash = xxhash.xxh3_64(seed=key)
         self.count = 0
 
@@ -100,10 +105,11 @@ class _Fold:
             and shape.stride == first.stride
         )
 
-    def add(self, count: int, ids: NDArray[np.int64]) -> None:
+    def add(self, count: int, ids: NDArray[np.int64], pieces: RowPieces | None) -> None:
         """Add the next microbatch."""
         self._hash.update(ids.astype("<i8", copy=False).data)
         self.ids.append(ids)
+        self.pieces += [] if pieces is None else [pieces]
         self.count += count
         self.parts += 1
 
@@ -144,6 +150,8 @@ class RankWriter:
         self._chain = 0
         self._payload_bytes_max = 0
         self._id_type = f"<u{header.id_bytes}" if header is not None and header.ids == "full" else ""
+        self.needs_pieces = header is not None and header.ids == PIECES
+        """Whether `delivered` has to be given the pieces of packed rows."""
         self._key = key
         self._fold_rows = fold_rows
         self._fold: _Fold | None = None
@@ -168,6 +176,7 @@ class RankWriter:
         digest: int,
         ids: NDArray[np.int64] | None = None,
         *,
+        pieces: RowPieces | None = None,
         is_last: bool = True,
     ) -> None:
         """Record a microbatch handed to the training loop; the arguments are the fields of `Delivered`.
@@ -182,6 +191,7 @@ class RankWriter:
             filler: As above.
             digest: As above, without a key.
             ids: (count,) int64, the IDs; not needed where `needs_ids` is False.
+            pieces: Of packed rows, those of the `count` rows; not needed where `needs_pieces` is False.
             is_last: Whether the update is complete with it, so that nothing more can be folded into its record.
         """
         if self._descriptor == _NOT_OPEN:
@@ -191,7 +201,7 @@ class RankWriter:
             self._unfold()
         if self._fold_rows > count and ids is not None and not (padding or filler) and count:
             fold = self._fold = self._fold or _Fold(shape, self._key)
-            fold.add(count, ids)
+            fold.add(count, ids, pieces)
             if is_last or fold.count >= self._fold_rows:
                 self._unfold()
             return
@@ -199,7 +209,7 @@ class RankWriter:
             self._unfold()
         if self._key and ids is not None:
             digest = digest_ids(ids, self._key)
-        self._deliver(shape, digest, ids)
+        self._deliver(shape, digest, ids, pieces)
 
     def unreadable(self, update: int, index: int, position: int, sample_id: int) -> None:
         """Record a sample of the microbatch recorded next that could not be read; see `Unreadable`."""
@@ -264,10 +274,17 @@ class RankWriter:
         fold, self._fold = self._fold, None
         assert fold is not None
         ids = np.concatenate(fold.ids) if self._id_type else None
-        self._deliver(msgspec.structs.replace(fold.shape, count=fold.count, parts=fold.parts), fold.digest, ids)
+        pieces = RowPieces.of_all(fold.pieces) if fold.pieces else None
+        shape = msgspec.structs.replace(fold.shape, count=fold.count, parts=fold.parts)
+        self._deliver(shape, fold.digest, ids, pieces)
 
-    def _deliver(self, shape: _Shape, digest: int, ids: NDArray[np.int64] | None) -> None:
+    def _deliver(self, shape: _Shape, digest: int, ids: NDArray[np.int64] | None, pieces: RowPieces | None) -> None:
         kept = None
+        if self.needs_pieces:
+            if pieces is None or len(pieces) != shape.count:
+                self._fail(ValueError(f"the pieces of {shape.count} rows were not given"))
+                return
+            kept = encode_pieces(pieces)
         if self._id_type and ids is not None:
             narrow = ids.astype(self._id_type)
             if (narrow != ids).any():
@@ -307,7 +324,7 @@ class RankWriter:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(path, flags, 0o666)
-            head = make_head(RANK_KIND)
+            head = make_head(RANK_KIND, PIECES_VERSION if header.ids == PIECES else FORMAT_VERSION)
             payload = encode_record(header)
             assert len(payload) <= HEADER_BYTES_MAX
             frame, self._chain = make_frame(payload, chain_checksum(head))

@@ -11,10 +11,10 @@ import torch
 import torch.utils.data
 from xxhash import xxh3_64_intdigest
 
+from resumable_data.ledger.row_ids import row_ids
 from resumable_data.loader.fetch import Pending, ReadFailure, RequestQueue
 from resumable_data.packing.batch import IGNORED_LABEL
 from resumable_data.packing.gather import gather, prefetch
-from resumable_data.packing.row_ids import row_ids
 from resumable_data.plan.packed_place import PACKED_LENGTH
 from resumable_data.sampler import repeated_positions
 

@@ -100,7 +100,7 @@ class Reader:
                     session.deliver(rows, digest, omitted)
                     yield Microbatch(data.data, rows, unreadable=omitted)
                     continue
-                session.deliver(rows, digest)
+                session.deliver(rows, digest, packed=packed)
                 yield Microbatch(data, rows, packed=packed)
         finally:
             if iteration == self._iteration:

@@ -12,6 +12,7 @@ from resumable_data import __version__
 from resumable_data.cursor import compare_recipes, describe_changes
 from resumable_data.errors import LedgerCorruptError, LedgerError, OtherRunError
 from resumable_data.ledger import Claim, Mesh, TakenOver
+from resumable_data.ledger.row_pieces import RowPieces
 from resumable_data.loader.agreement import gather_numbers
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from resumable_data.cursor import CoverageSpan, Cursor, Phase
     from resumable_data.ledger import Ledger, RankWriter
+    from resumable_data.ledger.row_pieces import Pieces
     from resumable_data.loader.targets import Process
     from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
 
@@ -110,8 +112,10 @@ class Recording:
         """Whether another launch claimed a newer attempt, so that the run goes on there and not here."""
         return self._ledger is not None and self._ledger.is_fenced(self.attempt)
 
-    def deliver(self, rows: MicrobatchRows, digest: int, unreadable: tuple[int, ...]) -> None:
-        """Record a microbatch; `digest` is that of all rows asked for, filler included."""
+    def deliver(
+        self, rows: MicrobatchRows, digest: int, unreadable: tuple[int, ...], packed: Pieces | None = None
+    ) -> None:
+        """Record a microbatch; `digest` is that of all rows asked for, filler included, and so is `packed`."""
         writer = self._writer
         if writer is None:
             return
@@ -130,6 +134,7 @@ class Recording:
             rows.num_filler,
             digest,
             rows.ids if writer.needs_ids else None,
+            pieces=RowPieces.of_first(packed, rows.num_rows) if packed is not None and writer.needs_pieces else None,
             is_last=rows.is_last,
         )
 

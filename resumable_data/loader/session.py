@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from resumable_data.cursor import Cursor, Lanes, Phase
     from resumable_data.ledger import Ledger
+    from resumable_data.ledger.row_pieces import Pieces
     from resumable_data.plan import RunSchedule, UpdateSpan
     from resumable_data.sampler import MicrobatchRows, RankLayout, Topology
 
@@ -143,13 +144,16 @@ class Session:
         self._progress.attempt = self._recording.attempt
         self._has_begun = True
 
-    def deliver(self, rows: MicrobatchRows, digest: int, unreadable: tuple[int, ...] = ()) -> None:
+    def deliver(
+        self, rows: MicrobatchRows, digest: int, unreadable: tuple[int, ...] = (), packed: Pieces | None = None
+    ) -> None:
         """Take down that `rows` are handed to the training loop; `digest` is that of all rows asked for.
 
-        `unreadable` are the numbers of those that could not be read, filler rows left out.
+        `unreadable` are the numbers of those that could not be read, filler rows left out; `packed` are the pieces of
+        packed rows, filler rows' included.
         """
         self._progress.deliver(rows)
-        self._recording.deliver(rows, digest, unreadable)
+        self._recording.deliver(rows, digest, unreadable, packed)
 
     def jump(self, index: int, position: int) -> None:
         """Take down that the batch `index`, delivered next, starts at the later epoch at `position`."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from resumable_data.ledger.row_pieces import RowPieces
     from resumable_data.lookup.walk import Part, Walk
 
 FORMATS = (".jsonl", ".npy", ".parquet")
@@ -36,6 +37,8 @@ ROW = np.dtype(
 
 def export_rows(walk: Walk, output: Path, *, everything: bool = False) -> int:
     """Write the rows of a ledger to a file; the number of rows.
+
+    Of packed rows whose pieces the ledger holds, these are written too, but into ``.npy``, whose rows are of one size.
 
     Args:
         walk: The ledger.
@@ -61,31 +64,37 @@ def export_rows(walk: Walk, output: Path, *, everything: bool = False) -> int:
 
 def tables(walk: Walk, everything: bool) -> Iterator[NDArray[Any]]:
     """The rows as arrays of `ROW`, some ten thousand at a time."""
+    return (table for table, _ in _tables_with_pieces(walk, everything))
+
+
+def _tables_with_pieces(walk: Walk, everything: bool) -> Iterator[tuple[NDArray[Any], RowPieces | None]]:
     for part in walk.parts():
-        held = np.ones(len(part.records), np.bool_) if everything else part.status == Status.COMMITTED
-        records, status = part.records.take(held), part.status[held]
-        for chunk in chunks(records.count):
-            yield _table(walk, part._replace(records=records.take(chunk), status=status[chunk]))
+        if not everything:
+            part = part.take(part.status == Status.COMMITTED)
+        for chunk in chunks(part.records.count):
+            yield _table(part.take(chunk), walk)
 
 
-def _table(walk: Walk, part: Part) -> NDArray[Any]:
+def _table(part: Part, walk: Walk) -> tuple[NDArray[Any], RowPieces | None]:
     rows = walk.rows(part)
     table = np.empty(rows.id.size, ROW)
     table["attempt"], table["rank"] = part.branch.claim.attempt, part.rank
     table["update"], table["microbatch"] = part.records.update[rows.record], part.records.index[rows.record]
     table["position"], table["id"], table["is_padding"] = rows.position, rows.id, rows.is_padding
     table["status"] = part.status[rows.record]
-    return table
+    return table, rows.pieces
 
 
 def _write_jsonl(walk: Walk, path: Path, everything: bool) -> int:
     num_rows = 0
     with path.open("xb") as file:
-        for table in tables(walk, everything):
+        for table, pieces in _tables_with_pieces(walk, everything):
             names = ROW.names or ()
-            for row in table.tolist():
+            for number, row in enumerate(table.tolist()):
                 fields = dict(zip(names, row, strict=True))
                 fields["status"] = STATUSES[fields["status"]]
+                if pieces is not None:
+                    fields["pieces"] = pieces.of_row(number)
                 file.write(msgspec.json.encode(fields) + b"\n")
             num_rows += table.size
     return num_rows
@@ -116,9 +125,11 @@ def _write_parquet(walk: Walk, path: Path, everything: bool) -> int:
         ) from None
     num_rows, writer = 0, None
     try:
-        for table in tables(walk, everything):
+        for table, pieces in _tables_with_pieces(walk, everything):
             columns = {name: table[name] for name in ROW.names or () if name != "status"}
             columns["status"] = pyarrow.DictionaryArray.from_arrays(table["status"], list(STATUSES))
+            if walk.recipe.is_packed:
+                columns["pieces"] = _arrow_lists(pieces, table.size)
             batch = pyarrow.table(columns)
             writer = writer or pyarrow.parquet.ParquetWriter(path, batch.schema)
             writer.write_table(batch)
@@ -129,3 +140,15 @@ def _write_parquet(walk: Walk, path: Path, everything: bool) -> int:
         if writer is not None:
             writer.close()
     return num_rows
+
+
+def _arrow_lists(pieces: RowPieces | None, num_rows: int) -> Any:
+    """A list of (document, start, stop) for each row; null where its pieces are not known."""
+    import pyarrow
+
+    names = ("document", "start", "stop")
+    kind = pyarrow.struct([(name, pyarrow.int64()) for name in names])
+    if pieces is None:
+        return pyarrow.nulls(num_rows, pyarrow.list_(kind))
+    values = pyarrow.StructArray.from_arrays([getattr(pieces, name) for name in names], names=list(names))
+    return pyarrow.ListArray.from_arrays(pieces.edges.astype(np.int32), values)

@@ -24,7 +24,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: The sample's ID.
         position: Its place in the run's global sequence.
-        epoch: The epoch of that place.
+        epoch: The epoch of that place; None of a packed row where the documents are not given.
         is_padding: Whether it filled up an update, as a repeat.
         update: Index of the update; where the run is counted by batches, of the batch.
         microbatch: Index of the microbatch in it; of the first one, where several were recorded together.
@@ -36,7 +36,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     position: int
-    epoch: int
+    epoch: int | None
     is_padding: bool
     update: int
     microbatch: int
@@ -52,9 +52,9 @@ def find_sample(walk: Walk, sample_id: int) -> list[Delivery]:
     Raises:
         UsageError: The run has no such sample.
     """
-    length = len(walk.order)
-    if walk.history.rows is not None:
+    if walk.recipe.is_packed:
         raise UsageError("this run read packed rows, which have no numbers of their own; look for a document")
+    length = len(walk.order)
     if not 0 <= sample_id < length:
         raise UsageError(f"the run has samples 0 to {length - 1}, and no sample {sample_id}")
 
@@ -73,14 +73,34 @@ def find_document(walk: Walk, document: int) -> list[Delivery]:
     Raises:
         UsageError: The run has no such document, or read samples.
     """
-    packed = walk.history.rows
-    if packed is None:
+    if not walk.recipe.is_packed:
         raise UsageError("this run read samples, not packed rows of documents; look for a sample")
+    num_documents = walk.recipe.order.get("order_length")
+    if not isinstance(num_documents, int) or not 0 <= document < num_documents:
+        raise UsageError(f"the run has {num_documents} documents, counted from 0, and no document {document}")
+    found = []
+    for part in walk.parts():
+        if part.pieces is None:
+            found += _find_planned(walk, part, document)
+        else:
+            owner = np.repeat(np.arange(len(part.pieces)), np.diff(part.pieces.edges))
+            which = np.unique(owner[part.pieces.document == document])
+            found += _deliveries(walk, part, walk.rows(part), which) if which.size else []
+    return found
+
+
+def _find_planned(walk: Walk, part: Part, document: int) -> list[Delivery]:
+    """Rows of a part that hold something of a document, by the plan."""
+    packed = walk.history.rows
+    assert packed is not None  # else there is no part without pieces
 
     def positions_in(low: int, high: int) -> list[int]:
         return [position for position in packed.rows_of(document, high + 1) if position >= low]
 
-    return _find(walk, positions_in, lambda rows: np.isin(rows.position, packed.rows_of(document, _last(rows) + 1)))
+    def holds(rows: Rows) -> NDArray[np.bool_]:
+        return np.isin(rows.position, packed.rows_of(document, _last(rows) + 1))
+
+    return _find_in(walk, part, positions_in, holds)
 
 
 def _last(rows: Rows) -> int:
@@ -91,20 +111,23 @@ def _find(
     walk: Walk, positions_in: Callable[[int, int], list[int]], holds: Callable[[Rows], NDArray[np.bool_]]
 ) -> list[Delivery]:
     """Deliveries of what is looked for: at positions in a range, both ends included, or repeated as padding."""
-    found = []
-    for part in walk.parts():
-        records = part.records
-        if not len(records):
-            continue
-        last = records.start + records.stride * np.maximum(records.count - 1, 0)
-        may_hold = records.padding > 0
-        for position in positions_in(int(records.start.min()), int(last.max())):
-            ahead = position - records.start
-            may_hold |= (ahead >= 0) & (position <= last) & (ahead % records.stride == 0)
-        chosen = part._replace(records=records.take(may_hold), status=part.status[may_hold])
-        rows = walk.rows(chosen)
-        found += _deliveries(walk, chosen, rows, np.flatnonzero(holds(rows)))
-    return found
+    return [one for part in walk.parts() for one in _find_in(walk, part, positions_in, holds)]
+
+
+def _find_in(
+    walk: Walk, part: Part, positions_in: Callable[[int, int], list[int]], holds: Callable[[Rows], NDArray[np.bool_]]
+) -> list[Delivery]:
+    records = part.records
+    if not len(records):
+        return []
+    last = records.start + records.stride * np.maximum(records.count - 1, 0)
+    may_hold = records.padding > 0
+    for position in positions_in(int(records.start.min()), int(last.max())):
+        ahead = position - records.start
+        may_hold |= (ahead >= 0) & (position <= last) & (ahead % records.stride == 0)
+    chosen = part.take(may_hold)
+    rows = walk.rows(chosen)
+    return _deliveries(walk, chosen, rows, np.flatnonzero(holds(rows)))
 
 
 def find_update(walk: Walk, update: int) -> list[Delivery]:
@@ -118,15 +141,16 @@ def find_update(walk: Walk, update: int) -> list[Delivery]:
     found = []
     for part in walk.parts():
         held = part.records.update == update
-        chosen = part._replace(records=part.records.take(held), status=part.status[held])
+        chosen = part.take(held)
         rows = walk.rows(chosen)
         found += _deliveries(walk, chosen, rows, np.arange(rows.id.size))
     return found
 
 
 def _deliveries(walk: Walk, part: Part, rows: Rows, which: NDArray[np.int64]) -> list[Delivery]:
-    record, packed, length = rows.record[which], walk.history.rows, len(walk.order)
+    record = rows.record[which]
     columns = (
+        which.tolist(),
         rows.id[which].tolist(),
         rows.position[which].tolist(),
         rows.is_padding[which].tolist(),
@@ -138,14 +162,29 @@ def _deliveries(walk: Walk, part: Part, rows: Rows, which: NDArray[np.int64]) ->
         Delivery(
             id=sample_id,
             position=position,
-            epoch=position // length if packed is None else packed.place(position).epoch,
+            epoch=_epoch(walk, position),
             is_padding=is_padding,
             update=update,
             microbatch=index,
             rank=part.rank,
             attempt=part.branch.claim.attempt,
             status=STATUSES[status],
-            pieces=msgspec.UNSET if packed is None else tuple(packed.pieces(position)),
+            pieces=_pieces(walk, rows, row, position),
         )
-        for sample_id, position, is_padding, update, index, status in zip(*columns, strict=True)
+        for row, sample_id, position, is_padding, update, index, status in zip(*columns, strict=True)
     ]
+
+
+def _epoch(walk: Walk, position: int) -> int | None:
+    if not walk.recipe.is_packed:
+        return position // walk.recipe.length
+    packed = walk.history.rows
+    return None if packed is None else packed.place(position).epoch
+
+
+def _pieces(walk: Walk, rows: Rows, row: int, position: int) -> tuple[tuple[int, int, int], ...] | msgspec.UnsetType:
+    """A packed row's pieces: as they were recorded, else by the plan."""
+    if rows.pieces is not None:
+        return tuple(rows.pieces.of_row(row))
+    packed = walk.history.rows
+    return msgspec.UNSET if packed is None else tuple(packed.pieces(position))

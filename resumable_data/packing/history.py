@@ -29,12 +29,14 @@ class PackedHistory:
 
     Attributes:
         gaps: What is wrong with windows, a line each.
+        has_own_truncation: Whether some window left tokens out by a rule that is the policy's own.
         limit: The position beyond which nothing is planned, None for any: numbers from a file alone must not decide how
             much is.
     """
 
     def __init__(self, packed: PackedTokens) -> None:
         self.gaps: list[str] = []
+        self.has_own_truncation = False
         self.limit: int | None = None
         self._packed = packed
         self._windows = PackedRun(packed).windows()
@@ -50,6 +52,29 @@ class PackedHistory:
     def epoch_tokens(self) -> int:
         """Tokens of all documents."""
         return self._packed.source.num_tokens
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of an epoch."""
+        return len(self._packed.source)
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a full row."""
+        return self._packed.sequence_length
+
+    def kept_lengths(self, documents: Int64Array) -> Int64Array:
+        """How many of its tokens, from the first on, an epoch holds of each document: ``(k,)`` int64 to the same."""
+        lengths = np.asarray(self._packed.source.lengths(documents)).astype(np.int64, copy=False)
+        return np.minimum(lengths, self.row_length) if self._packed.truncates else lengths
+
+    def documents(self, epoch: int, places: Int64Array) -> Int64Array:
+        """The documents at places in the order of an epoch: ``(k,)`` int64 to ``(k,)`` int64."""
+        return self._packed.order.ids(epoch, places)
+
+    def window_stop(self, window: int) -> int:
+        """The place in an epoch's order after the last document that rows of a window may hold."""
+        return self._packed.window_places(window)[1]
 
     def __len__(self) -> int:
         """See `PACKED_LENGTH`."""
@@ -201,6 +226,7 @@ class PackedHistory:
         self._starts.append(start + len(window))
         if window.next.epoch != window.place.epoch:
             self._ends.append(start + len(window))
+        self.has_own_truncation |= bool(window.rows.num_truncated_tokens) and not self._packed.truncates
         gap = find_gap(self._packed, window)
         if gap:
             self.gaps.append(f"epoch {window.place.epoch}, window {window.place.window}: {gap}")

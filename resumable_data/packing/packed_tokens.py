@@ -9,7 +9,7 @@ from resumable_data.errors import UsageError
 from resumable_data.order import Order, Shuffle, check_order, order_from_description
 from resumable_data.packing.arguments import checked_int
 from resumable_data.packing.history import PackedHistory
-from resumable_data.packing.policies import BestFit, Carry, Concat, Policy
+from resumable_data.packing.policies import BestFit, Carry, Concat, NoPacking, Policy
 from resumable_data.packing.registry import policy_from_description
 from resumable_data.packing.windows import DEFAULT_WINDOW, PlannedWindow, WindowPlan
 from resumable_data.plan.packed_place import PACKED_KIND, PACKED_LENGTH
@@ -101,6 +101,15 @@ class PackedTokens:
     def num_windows(self) -> int:
         """Windows of an epoch."""
         return self._plan.num_windows
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a document that is longer than a row is cut to the length of one."""
+        return isinstance(self._policy, BestFit | NoPacking) and self._policy.truncate
+
+    def window_places(self, window: int) -> tuple[int, int]:
+        """The half-open range of places in an epoch's order of a window's own documents."""
+        return self._plan.places(window)
 
     @property
     def carries(self) -> bool:

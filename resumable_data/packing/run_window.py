@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from resumable_data.ledger.row_ids import row_ids
 from resumable_data.packing.policies import Carry
-from resumable_data.packing.row_ids import row_ids
 from resumable_data.packing.rows import PackedRows, running_sum
 from resumable_data.plan.packed_place import PackedPlace
 

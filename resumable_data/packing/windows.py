@@ -131,7 +131,7 @@ class WindowPlan:
         """
         epoch = checked_epoch(epoch)
         checked_int("window", window, 0, self.num_windows - 1, "Count an epoch's windows from 0.")
-        start, stop = self._places(window)
+        start, stop = self.places(window)
         carry = self._checked_carry(carry, start)
         documents, lengths = self._documents(epoch, carry.document, stop)
         placed, rest = self._place(lengths, carry.offset, start - carry.document, is_last=stop == len(self._order))
@@ -156,7 +156,7 @@ class WindowPlan:
             carry = self.plan(epoch, earlier, carry).carry
         return carry
 
-    def _places(self, window: int) -> tuple[int, int]:
+    def places(self, window: int) -> tuple[int, int]:
         """The window's half-open range of places in the epoch's order."""
         start = window * self._window
         return start, min(start + self._window, len(self._order))

@@ -11,20 +11,38 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
+from resumable_data import Concat, PackedTokens, open_tokens
 from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.ledger.frames import PIECES_VERSION, RANK_KIND, make_head
 from resumable_data.ledger.layout import list_attempt, list_attempts
 from resumable_data.ledger.reader import read_claim, read_rank
 
+if TYPE_CHECKING:
+    from resumable_data import AuditReport
+
 GOLDEN = Path(__file__).parent
+
+
+def packed_of_golden() -> PackedTokens:
+    """What the run in `ledger-v2-pieces` read."""
+    lengths = np.array([5, 3, 0, 12, 300, 1, 30, 7, 2, 0, 9, 16, 4, 11, 6])
+    source = open_tokens(np.arange(lengths.sum(), dtype=np.int32), lengths=lengths)
+    return PackedTokens(source, sequence_length=16, window=6, policy=Concat())
 
 
 @pytest.mark.parametrize("version", ["v1", "v1-all", "v1-tracked"])
 def test_audit_says_what_it_said(version: str) -> None:
     """Verdict, counts and attempts of a ledger do not change with the version that audits it."""
-    report = json.loads(audit_ledger(GOLDEN / f"ledger-{version}", key="golden").to_json())
+    expect_report(version, audit_ledger(GOLDEN / f"ledger-{version}", key="golden"))
+
+
+def expect_report(version: str, found: AuditReport) -> None:
+    report = json.loads(found.to_json())
     expected = json.loads((GOLDEN / f"ledger-{version}.json").read_text())
     attempts, expected_attempts = report.pop("attempts"), expected.pop("attempts")
     assert {name: report[name] for name in expected} == expected
@@ -47,3 +65,23 @@ def test_records_of_version_1() -> None:
     assert logs[3].commits.applied.tolist() == [True, True, False, True]
     assert logs[3].all_deliveries().start.tolist()[:3] == [20, 26, 23]
     assert sum(int(log.all_deliveries().padding.sum()) for log in logs[3:]) == 14
+
+
+def test_records_of_version_2() -> None:
+    """Pieces of packed rows, as they lie in the files; the audit counts tokens by them."""
+    ledger, packed = GOLDEN / "ledger-v2-pieces", packed_of_golden()
+    expect_report("v2-pieces", audit_ledger(ledger, packed=packed))
+    files = sorted(ledger.rglob("*.ledger"))
+    assert {file.read_bytes()[:16] for file in files} == {make_head(RANK_KIND, PIECES_VERSION)}
+    rows = [row.pieces for epoch in range(4) for row in packed.rows(epoch)]
+    num_rows, widths = 0, set()
+    for log in map(read_rank, files):
+        for deliveries, pieces in log.deliveries_with_pieces():
+            columns = (deliveries.start.tolist(), deliveries.stride.tolist(), deliveries.count.tolist())
+            positions = [
+                start + n * stride for start, stride, count in zip(*columns, strict=True) for n in range(count)
+            ]
+            assert [pieces.of_row(row) for row in range(len(pieces))] == [rows[position] for position in positions]
+            num_rows += len(positions)
+            widths |= set(deliveries.parts.tolist())
+    assert (num_rows, len(widths) > 1) == (69, True)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resumable_data import BestFit, Concat, Fill, NoPacking, PackedTokens, Sequential, Shuffle
+from resumable_data.ledger.row_ids import row_ids
 from resumable_data.packing import Carry, PackedHistory, PackedRun
-from resumable_data.packing.row_ids import row_ids
 from resumable_data.plan import PackedPlace
 from tests.packed_jobs import make_oracle, make_packed
 from tests.packed_run_oracle import cut_by_tokens, row_id

@@ -55,7 +55,8 @@ def forge(changes: dict[Place, Any]) -> None:
                     holder = holder[key]
                 holder[place.keys[-1]] = value
         kind = CLAIM_KIND if file.name == CLAIM_NAME else RANK_KIND
-        write_frames(file, kind, [msgspec.msgpack.encode(record) for record in records])
+        version = int.from_bytes(file.read_bytes()[8:12], "little")
+        write_frames(file, kind, [msgspec.msgpack.encode(record) for record in records], version=version)
 
 
 def numbers_under(value: Any, keys: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from resumable_data.errors import LedgerCorruptError
 from resumable_data.ledger import Claim, Commit, Delivered, RankHeader
 from resumable_data.ledger.frames import (
     CLAIM_KIND,
+    FORMAT_VERSION,
     RANK_KIND,
     FrameReader,
     chain_checksum,
@@ -92,7 +93,8 @@ def edit_rank(run: Run, attempt: int, rank: int, edit: Edit, *, peer: int = 0, i
         assert header is not None
         records = [record_decoder.decode(one) for _, payloads in frames.blocks() for one in payloads]
     records = written_out(records) if in_full else records
-    write_frames(path, RANK_KIND, [header, *(encode_record(record) for record in edit(records))])
+    payloads = [header, *(encode_record(record) for record in edit(records))]
+    write_frames(path, RANK_KIND, payloads, version=frames.version)
     forge_measures(run.path)
 
 
@@ -141,8 +143,8 @@ def edit_start(run: Run, number: int, /, **changes: object) -> None:
     edit_claim(run, number, edit)
 
 
-def write_frames(path: Path, kind: int, payloads: list[bytes]) -> None:
-    data = make_head(kind)
+def write_frames(path: Path, kind: int, payloads: list[bytes], *, version: int = FORMAT_VERSION) -> None:
+    data = make_head(kind, version)
     chain = chain_checksum(data)
     for payload in payloads:
         frame, chain = make_frame(payload, chain)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resumable_data import Cursor, PackedTokens, ResumableLoader, open_tokens
+from resumable_data import Cursor, Ledger, PackedTokens, ResumableLoader, open_tokens
 from resumable_data.cli import main
+from tests.packed_run_oracle import row_id
 
 LENGTHS = np.random.default_rng(3).integers(0, 30, 60)
 
@@ -27,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(folder: Path, ledger: Path, batch: dict[str, Any]) -> Cursor:
+def train(folder: Path, ledger: Path | Ledger, batch: dict[str, Any]) -> Cursor:
     source = open_tokens(folder / "tokens.npy", lengths=LENGTHS)
     packed = PackedTokens(source, sequence_length=32, window=20)
     options: dict[str, Any] = {"microbatch": 2, "num_replicas": 2, "epochs": 2, "ledger": ledger, **batch}
@@ -66,7 +67,9 @@ def test_audit_proves_rows_and_tokens(run: Path, what: tuple[str, ...], capsys: 
     assert report["packed"]["documents"] == 2 * np.count_nonzero(LENGTHS)
 
 
-@pytest.mark.parametrize("command", [("audit",), ("ledger", "show"), ("ledger", "show", "--update", "1")])
+@pytest.mark.parametrize(
+    "command", [("audit",), ("ledger", "show", "--document", "1"), ("ledger", "show", "--update", "1")]
+)
 def test_without_the_documents_nothing_is_said(
     run: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +113,62 @@ def test_show_finds_a_document_in_its_rows(run: Path, capsys: pytest.CaptureFixt
     assert (code, "no document 60" in text) == (2, True)
     code, text = call(capsys, run, "ledger", "show", run / "a", "--sample", 3)
     assert (code, "look for a document" in text) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def recorded(run: Path) -> Path:
+    """The ledger of the first run once more, with pieces."""
+    train(run, Ledger(run / "pieces", ids="full"), {"global_batch": 6})
+    return run / "pieces"
+
+
+def test_recorded_pieces_need_no_documents(run: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a ledger holds is shown without planning: the same rows, but for their epochs."""
+    for question in (["--document", 7], ["--update", 2]):
+        code, text = call(capsys, run, "ledger", "show", recorded, *question, "--json", tokens=False)
+        assert code == 0, text
+        found = json.loads(text)["deliveries"]
+        assert {one.pop("epoch") for one in found} == {None}
+        code, text = call(capsys, run, "ledger", "show", run / "a", *question, "--json")
+        planned = json.loads(text)["deliveries"]
+        assert {one.pop("epoch") for one in planned} <= {0, 1}
+        assert found == planned
+        assert found
+        code, text = call(capsys, run, "ledger", "show", recorded, *question, "--json")
+        assert {one["epoch"] for one in json.loads(text)["deliveries"]} <= {0, 1}
+    code, text = call(capsys, run, "ledger", "show", recorded, "--document", 7, tokens=False)
+    assert (code, "row of " in text, "(epoch" in text) == (0, True, False)
+    for wrong in (60, -1):
+        code, text = call(capsys, run, "ledger", "show", recorded, "--document", wrong, tokens=False)
+        assert (code, f"no document {wrong}" in text) == (2, True)
+    code, text = call(capsys, run, "ledger", "diff", recorded, recorded, tokens=False)
+    assert (code, "the same" in text) == (0, True)
+    code, text = call(capsys, run, "audit", recorded, tokens=False)
+    assert (code, "--tokens SOURCE" in text) == (2, True)
+    code, text = call(capsys, run, "audit", recorded)
+    assert (code, "rows recorded, and held against the documents" in text) == (0, True)
+
+
+def test_export_writes_recorded_pieces(run: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into files that have room for them, as they lie in the rows; IDs are their hashes."""
+    for name in ("rows.jsonl", "rows.parquet", "rows.npy"):
+        code, text = call(capsys, run, "ledger", "export", recorded, "--output", run / name, tokens=False)
+        assert code == 0, text
+    rows = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    source = open_tokens(run / "tokens.npy", lengths=LENGTHS)
+    packed = PackedTokens(source, sequence_length=32, window=20)
+    wanted = [[list(piece) for piece in row.pieces] for epoch in range(2) for row in packed.rows(epoch)]
+    assert [row["pieces"] for row in sorted(rows, key=lambda row: row["position"])] == wanted
+    assert [row["id"] for row in rows] == [row_id(row["pieces"]) for row in rows]
+    assert np.load(run / "rows.npy")["id"].tolist() == [row["id"] for row in rows]
+    table = pytest.importorskip("pyarrow.parquet").read_table(run / "rows.parquet").to_pylist()
+    assert [[list(piece.values()) for piece in row["pieces"]] for row in table] == [row["pieces"] for row in rows]
+
+
+def test_launches_are_listed_without_documents(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which attempts there are depends on nothing but their claims."""
+    code, text = call(capsys, run, "ledger", "show", run / "a", tokens=False)
+    assert (code, "attempt 1 (after -)" in text, "packed-rows" in text) == (0, True, True)
 
 
 def test_show_lists_an_update(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,9 @@ from resumable_data.errors import LedgerCorruptError, LedgerError, ResumableData
 from resumable_data.ledger import Ledger, RankHeader, digest_ids
 from resumable_data.ledger.frames import (
     CLAIM_KIND,
+    FORMAT_VERSION,
     HEADER_BYTES_MAX,
+    PIECES_VERSION,
     RANK_KIND,
     FrameReader,
     chain_checksum,
@@ -47,6 +49,7 @@ from resumable_data.ledger.records import (
 )
 from resumable_data.order import Sequential
 from tests.files import overwrite
+from tests.packed_jobs import PackedJob, make_packed
 from tests.texts import texts
 
 PEAK_BYTES_MAX = 16 << 20
@@ -70,8 +73,8 @@ RECORDS = [
 ]
 
 
-def file_of(kind: int, payloads: list[bytes]) -> bytes:
-    data = make_head(kind)
+def file_of(kind: int, payloads: list[bytes], version: int = FORMAT_VERSION) -> bytes:
+    data = make_head(kind, version)
     chain = chain_checksum(data)
     for payload in payloads:
         frame, chain = make_frame(payload, chain)
@@ -86,8 +89,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def good(folder: Path) -> dict[str, bytes]:
-    """A claim, and rank files with digests, full IDs and folded records, as they are written."""
-    files = {}
+    """A claim, and rank files with digests, full IDs, folded records and pieces, as they are written."""
+    files = {"pieces": file_with_pieces(folder)}
     for name, options in (("digest", {}), ("full", {"ids": "full"}), ("fold", {"fold_rows": 3, "key": "x"})):
         ledger = Ledger(folder / name, on_error="raise", **options)
         claim = ledger.claim(START, num_replicas=1, microbatch=2, epochs=None, run_id="aa")
@@ -104,6 +107,14 @@ def good(folder: Path) -> dict[str, bytes]:
         files[name] = (ledger.path / "attempt-000001" / "rank-00000.ledger").read_bytes()
         files["claim"] = (ledger.path / "attempt-000001" / "claim").read_bytes()
     return files
+
+
+def file_with_pieces(folder: Path) -> bytes:
+    ledger = Ledger(folder / "pieces", ids="full", on_error="raise")
+    job = PackedJob(make_packed(), 1, global_batch=3, microbatch=2, epochs=1, ledger=ledger)
+    with job:
+        job.train(5)
+    return (ledger.path / "attempt-000001" / "rank-00000.ledger").read_bytes()
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -140,6 +151,9 @@ def read(path: Path, name: str) -> None:
             for salvage in (False, True):
                 log = read_rank(path, salvage=salvage, keep_records=0)
                 assert len(log.all_deliveries()) == log.num_deliveries
+                if log.has_pieces and not log.damage:
+                    for deliveries, pieces in log.deliveries_with_pieces():
+                        assert len(pieces) == deliveries.count.sum()
     except LedgerError:
         pass
 
@@ -154,7 +168,7 @@ def read_within_bounds(path: Path, name: str) -> None:
     assert peak < PEAK_BYTES_MAX
 
 
-@pytest.mark.parametrize("name", ["claim", "digest", "full", "fold"])
+@pytest.mark.parametrize("name", ["claim", "digest", "full", "fold", "pieces"])
 @settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_files(folder: Path, good: dict[str, bytes], name: str, seed: int) -> None:
@@ -174,7 +188,7 @@ def test_random_files(folder: Path, name: str, data: bytes) -> None:
         read_within_bounds(path, name)
 
 
-@pytest.mark.parametrize("name", ["claim", "digest", "full", "fold"])
+@pytest.mark.parametrize("name", ["claim", "digest", "full", "fold", "pieces"])
 @settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_records_under_right_checksums(folder: Path, good: dict[str, bytes], name: str, seed: int) -> None:
@@ -188,8 +202,37 @@ def test_mutated_records_under_right_checksums(folder: Path, good: dict[str, byt
     for _ in range(rng.randint(1, 2)):
         number = rng.randrange(len(payloads))
         payloads[number] = mutated(payloads[number], rng)[: HEADER_BYTES_MAX - 1] or b"\xc0"
-    overwrite(path, file_of(kind, payloads))
+    overwrite(path, file_of(kind, payloads, PIECES_VERSION if name == "pieces" else FORMAT_VERSION))
     read_within_bounds(path, name)
+
+
+def test_pieces_torn_anywhere(folder: Path, good: dict[str, bytes]) -> None:
+    """A file that ends anywhere is read up to the tear, with the pieces of what is whole."""
+    path, data = folder / "torn", good["pieces"]
+    overwrite(path, data)
+    rows = [pieces.of_row(row) for _, pieces in read_rank(path).deliveries_with_pieces() for row in range(len(pieces))]
+    assert len(rows) == 15
+    last = 0
+    for size in range(len(data)):
+        overwrite(path, data[:size])
+        log = read_rank(path)
+        found = [] if log.header is None else list(log.deliveries_with_pieces())
+        held = [pieces.of_row(row) for _, pieces in found for row in range(len(pieces))]
+        assert held == rows[: len(held)]
+        assert log.torn_bytes == size - log.num_bytes
+        last = max(last, len(held))
+    assert last == 15
+
+
+@pytest.mark.parametrize(("ids", "version"), [("pieces", FORMAT_VERSION), ("full", PIECES_VERSION), ("digest", 2)])
+def test_pieces_are_of_their_own_version(tmp_path: Path, ids: str, version: int) -> None:
+    """A file of version 1 holds none, and one of version 2 nothing else."""
+    header = encode_record(msgspec.structs.replace(HEADER, ids=ids))
+    overwrite(tmp_path / "file", file_of(RANK_KIND, [header], version))
+    with pytest.raises(
+        LedgerCorruptError, match=f"version 2, and only there, found '{ids}' in one of version {version}"
+    ):
+        read_rank(tmp_path / "file")
 
 
 @pytest.mark.parametrize("length", [257, 1 << 16, 1 << 31, (1 << 32) - 1])

@@ -20,6 +20,7 @@ from resumable_data.ledger.columns import COLUMNS
 from resumable_data.ledger.frames import RANK_KIND, chain_checksum, make_frame, make_head
 from resumable_data.ledger.reader import read_claim, read_rank
 from resumable_data.ledger.records import encode_record
+from resumable_data.ledger.row_pieces import RowPieces
 from resumable_data.order import Sequential
 from tests.files import overwrite
 
@@ -376,6 +377,19 @@ def test_deliveries_that_are_like_the_one_before_come_back(
     assert list(zip(*columns, strict=True)) == [shape for shape, _ in runs]
     assert found.digest.tolist() == list(range(len(runs)))
     assert found.parts.tolist() == [1] * len(runs)
+
+
+def test_packed_rows_without_their_pieces_end_the_ledger(tmp_path: Path) -> None:
+    """A writer that was promised pieces writes nothing in their place."""
+    recipe = Recipe(order={"kind": "packed-rows", "length": 1 << 61, "row_length": 8}, global_batch=4)
+    ledger = Ledger(tmp_path / "ledger", ids="full", on_error="raise")
+    claim = ledger.claim(Cursor(recipe=recipe), num_replicas=1, microbatch=4, epochs=None, run_id="aa")
+    for number, pieces in enumerate((None, RowPieces(*np.array([[0, 1], [0, 1], [0, 1], [0, 1]], np.int64)))):
+        writer = ledger.open_rank(claim, rank=0, peer=number)
+        assert (writer.needs_pieces, writer.needs_ids) == (True, False)
+        with pytest.raises(LedgerWriteError, match="the pieces of 4 rows were not given"):
+            writer.delivered(0, 0, 0, 1, 4, 0, 0, 5, pieces=pieces)
+        assert writer.broken
 
 
 @pytest.mark.parametrize("ids", ["digest", "full"])

@@ -13,9 +13,9 @@ import pytest
 
 from resumable_data import BestFit, Concat, Sequential
 from resumable_data.errors import RecipeMismatchError, UsageError
+from resumable_data.ledger.row_ids import ROW_ID_BITS, row_ids
 from resumable_data.packing import PackedHistory, PackedRun
 from resumable_data.packing.coverage import find_gap
-from resumable_data.packing.row_ids import ROW_ID_BITS, row_ids
 from resumable_data.packing.run import _planner
 from resumable_data.packing.run_window import RunWindow
 from resumable_data.plan import PackedPlace

@@ -14,8 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from resumable_data.ledger.row_pieces import Pieces
     from resumable_data.order import Int64Array
-    from resumable_data.packing.rows import PackedRows
 
 ROW_ID_BITS = 61
 
@@ -30,21 +30,22 @@ _SHIFT = np.uint64(33)
 _UNUSED_BITS = np.uint64(64 - ROW_ID_BITS)
 
 
-def row_ids(rows: PackedRows) -> Int64Array:
+def row_ids(rows: Pieces) -> Int64Array:
     """The ID of each row: ``(num_rows,)`` int64 in ``[0, 2**ROW_ID_BITS)``."""
-    if not len(rows):
+    if rows.edges.size < 2:
         return np.empty(0, np.int64)
-    place = np.arange(rows.num_pieces) - np.repeat(rows.edges[:-1], np.diff(rows.edges))  # in its row, from 0
+    place = np.arange(rows.document.size) - np.repeat(rows.edges[:-1], np.diff(rows.edges))  # in its row, from 0
     hashes = rows.document.view(np.uint64) * _DOCUMENT
     hashes += rows.start.view(np.uint64) * _START
     hashes += rows.stop.view(np.uint64) * _STOP
     hashes += place.view(np.uint64) * _PLACE
-    sums = np.add.reduceat(_mix(hashes), rows.edges[:-1])
-    ids: Int64Array = (_mix(sums) >> _UNUSED_BITS).view(np.int64)
+    sums = np.add.reduceat(mix(hashes), rows.edges[:-1])
+    ids: Int64Array = (mix(sums) >> _UNUSED_BITS).view(np.int64)
     return ids
 
 
-def _mix(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`fmix64` of each number, in place."""
     for factor in (_MIX_1, _MIX_2):
         hashes ^= hashes >> _SHIFT
         hashes *= factor
