@@ -183,8 +183,7 @@ def _handed_on(branch: Branch, results: list[RankResult]) -> OpenSamples | None:
     part = branch.handed_on
     if part is None:
         return None
-    samples = sum(result.handed_on for result in results)
-    return OpenSamples(part.update, samples, branch.stop_position + part.num_samples)
+    return OpenSamples(part.update, sum(result.handed_on for result in results), part.stop_position)
 
 
 def _lost_inside(branch: Branch, results: list[RankResult], *, is_provided: bool) -> tuple[OpenSamples, ...]:

@@ -31,6 +31,7 @@ class HandedOn(msgspec.Struct, frozen=True):
         first_row: The row of the update at which this attempt began; 0 unless it took over a part itself.
         stop_row: The row up to which the next one took over.
         num_samples: The update's samples up to there.
+        stop_position: The position after these.
         num_microbatches: Microbatches of each rank that begin before it.
         ends_microbatch: Whether the last of these ends there.
     """
@@ -39,6 +40,7 @@ class HandedOn(msgspec.Struct, frozen=True):
     first_row: int
     stop_row: int
     num_samples: int
+    stop_position: int
     num_microbatches: int
     ends_microbatch: bool
 
@@ -80,7 +82,8 @@ def find_handed_on(history: History, number: int, course: Course, *, stop_update
         microbatch=claim.microbatch,
     )
     num_samples = min(stop_row, int(span.num_samples[0]))
-    return HandedOn(stop_update, first_row, stop_row, num_samples, num_microbatches, ends)
+    stop_position = int(span.start[0]) + num_samples
+    return HandedOn(stop_update, first_row, stop_row, num_samples, stop_position, num_microbatches, ends)
 
 
 def microbatches_before(row: int, *, num_rows: int, num_replicas: int, microbatch: int) -> tuple[int, bool]:
@@ -189,6 +192,15 @@ class TakenPart:
             elif not rewound[number]:
                 taken.again[number] = bool((found == 2).any())
         return taken
+
+    def num_samples(self, records: Deliveries, taken: Mask) -> int:
+        """Samples of the records that were `taken` over: of one within which the part ends, those before its end."""
+        part = self._branch.handed_on
+        if part is None:
+            return 0
+        held = records.take(taken)
+        before_end = -(-(part.stop_position - held.start) // held.stride)
+        return int(np.clip(before_end, 0, held.count - held.padding).sum())
 
 
 def _span(course: Course, update: int) -> Spans:

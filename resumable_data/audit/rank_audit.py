@@ -208,8 +208,9 @@ class _RankAudit:
         result.delivered += int(rows.sum())
         result.reached = max(result.reached, reached_position(records))
         result.rewound += int(rows[rewound].sum())
-        result.beyond += int(rows[beyond].sum())
-        result.handed_on += int(rows[taken].sum())
+        handed_on = self._taken_part.num_samples(records, taken)
+        result.handed_on += handed_on
+        result.beyond += int(rows[beyond].sum()) + int(rows[taken].sum()) - handed_on
         survives = ~(rewound | beyond)
         self._check_unreadable(log, records, places, survives)
         self._check_sequence(log.commits, places[survives], records.take(survives))

@@ -593,7 +593,9 @@ LIES = [
 
 # These cannot be said of a ledger whose updates are counted one by one.
 ELSEWHERE = {
+    "RD118": "test_inside.py",
     "RD211": "test_packed_audit.py",
+    "RD306": "test_inside.py",
     "RD305": "test_lies_of_batches.py",
     "RD405": "test_cursor_audit.py",
     "RD406": "test_tracked_run.py",
