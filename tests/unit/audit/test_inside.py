@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -127,6 +128,26 @@ def test_the_questions_know_what_was_taken_over(tmp_path: Path) -> None:
     assert sorted(rows) == [(24 + row, 1 if row < 6 else 2 if row < 10 else 3) for row in range(12)]
     sample = find_update(walk, 2)[0]
     assert {one.status for one in find_sample(walk, sample.id) if one.position == sample.position} == {"committed"}
+
+
+@pytest.mark.parametrize("options", [{}, {"ids": "full", "fold_rows": 64}], ids=str)
+def test_updates_that_are_fetched_whole_are_parted_too(tmp_path: Path, options: dict[str, Any]) -> None:
+    """All of an update is delivered then, perhaps in one record; what was not trained on at the save is discarded."""
+    first = launch(tmp_path / "ledger", 1, **options)
+    update = next(first.loaders[0].updates())
+    assert [microbatch.ids.size for microbatch in islice(update, 4)] == [2] * 4
+    saved = save(first)
+    first.close()
+    with launch(tmp_path / "ledger", 2, saved, **options) as job:
+        job.train(2)
+    report = audit_ledger(tmp_path / "ledger")
+    assert (*counts(report), report.findings, report.samples) == ("proven", "0", "0", "4", (), 24)
+    walk = Walk(tmp_path / "ledger")
+    found = [(one.position, one.attempt, one.status) for one in find_update(walk, 0)]
+    wanted = [(row, 1, "committed" if row < 8 else "rolled back") for row in range(12)]
+    assert sorted(found) == sorted(wanted + [(row, 2, "committed") for row in range(8, 12)])
+    assert export_rows(walk, tmp_path / "rows.npy") == 24
+    assert audit_ledger(tmp_path / "ledger", jobs=2) == report
 
 
 def test_an_update_under_way_is_in_flight(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from resumable_data.errors import CorruptStateError, OtherRunError, ResumableDat
 from resumable_data.plan import UpdateSpan
 from tests.unit.ledger.test_fuzz import mutated
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 RECIPE = Recipe(
     order={"kind": "shuffle", "version": 1, "length": 100, "seed": 1, "name": ""},
     global_batch=12,
@@ -59,6 +61,12 @@ def test_a_phase_survives_its_fixed_size_form(phase: Phase) -> None:
     assert struct.unpack_from("<8sIIQ", data) == (b"RDPHASE\0", 1, len(body), xxhash.xxh3_64_intdigest(body))
     assert data[24:].rstrip(b"\0") == body
     assert decode_phase(data) == decode_phase(memoryview(data)) == phase
+
+
+def test_the_golden_phase_is_read_and_written_alike() -> None:
+    """The file that version 1 wrote is read to the same numbers, and written byte for byte again."""
+    golden = (GOLDEN / "phase-v1.bin").read_bytes()
+    assert (decode_phase(golden), encode_phase(WIDEST)) == (WIDEST, golden)
 
 
 def framed(body: bytes) -> bytes:
