@@ -170,6 +170,12 @@ def split_update(
     return split
 
 
+def end_of_microbatch(rows: tuple[Row, ...], *, num_replicas: int, microbatch: int, index: int, phase: int = 0) -> int:
+    """Rows of an update that all ranks together have read when microbatch `index` is over."""
+    split = split_update(rows, num_replicas=num_replicas, microbatch=microbatch, phase=phase)
+    return phase + sum(len(hand.rows) for together in split[: index + 1] for hand in together)
+
+
 def loss_scale(total: int, *, num_replicas: int, gradient_reduction: str, reduction_size: int | None = None) -> float:
     """The factor with which the reduced sum of losses becomes the sum divided by `total`."""
     if gradient_reduction == "sum":

@@ -11,7 +11,7 @@ from resumable_data.audit.branch import Branch
 from resumable_data.audit.findings import Issue, finding, gather_issues
 from resumable_data.audit.history import NUM_UPDATES_MAX, claim_stretch, require_room
 from resumable_data.audit.inside import check_inside, find_handed_on, rows_behind, samples_behind
-from resumable_data.audit.rank_audit import Change, RankResult
+from resumable_data.audit.rank_result import Change, RankResult
 from resumable_data.audit.report import AttemptReport, Bounds
 from resumable_data.audit.timeline import reached_position, step_stops
 from resumable_data.audit.updates import Course
@@ -183,8 +183,7 @@ def _handed_on(branch: Branch, results: list[RankResult]) -> OpenSamples | None:
     part = branch.handed_on
     if part is None:
         return None
-    samples = sum(result.handed_on for result in results)
-    return OpenSamples(part.update, samples, branch.stop_position + part.num_samples)
+    return OpenSamples(part.update, sum(result.handed_on for result in results), part.stop_position)
 
 
 def _lost_inside(branch: Branch, results: list[RankResult], *, is_provided: bool) -> tuple[OpenSamples, ...]:

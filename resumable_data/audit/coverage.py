@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from resumable_data.audit.branch import Branch
-    from resumable_data.audit.rank_audit import Change
+    from resumable_data.audit.rank_result import Change
 
     Vector = NDArray[np.int64]
 

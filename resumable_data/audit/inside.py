@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from resumable_data.ledger.columns import Deliveries
 
     Mask = NDArray[np.bool_]
+    Vector = NDArray[np.int64]
 
 
 class HandedOn(msgspec.Struct, frozen=True):
@@ -30,17 +31,26 @@ class HandedOn(msgspec.Struct, frozen=True):
         update: The update.
         first_row: The row of the update at which this attempt began; 0 unless it took over a part itself.
         stop_row: The row up to which the next one took over.
-        num_samples: The update's samples up to there.
+        start: The position at which the update starts.
+        num_samples: The update's samples up to `stop_row`.
         num_microbatches: Microbatches of each rank that begin before it.
+        of_microbatches: Microbatches of each rank to the end of the update, as this attempt split it.
         ends_microbatch: Whether the last of these ends there.
     """
 
     update: int
     first_row: int
     stop_row: int
+    start: int
     num_samples: int
     num_microbatches: int
+    of_microbatches: int
     ends_microbatch: bool
+
+    @property
+    def stop_position(self) -> int:
+        """The position after the last sample that was taken over."""
+        return self.start + self.num_samples
 
 
 def rows_behind(claim: Claim, course: Course) -> int:
@@ -73,14 +83,23 @@ def find_handed_on(history: History, number: int, course: Course, *, stop_update
     stop_row = min(stop_row, _num_rows(span))
     if stop_row <= first_row:
         return None
-    num_microbatches, ends = microbatches_before(
-        stop_row - first_row,
-        num_rows=_num_rows(span) - first_row,
-        num_replicas=claim.num_replicas,
-        microbatch=claim.microbatch,
+    split = {
+        "num_rows": _num_rows(span) - first_row,
+        "num_replicas": claim.num_replicas,
+        "microbatch": claim.microbatch,
+    }
+    num_microbatches, ends = microbatches_before(stop_row - first_row, **split)
+    num_samples, start = min(stop_row, int(span.num_samples[0])), int(span.start[0])
+    return HandedOn(
+        update=stop_update,
+        first_row=first_row,
+        stop_row=stop_row,
+        start=start,
+        num_samples=num_samples,
+        num_microbatches=num_microbatches,
+        of_microbatches=microbatches_before(split["num_rows"], **split)[0],
+        ends_microbatch=ends,
     )
-    num_samples = min(stop_row, int(span.num_samples[0]))
-    return HandedOn(stop_update, first_row, stop_row, num_samples, num_microbatches, ends)
 
 
 def microbatches_before(row: int, *, num_rows: int, num_replicas: int, microbatch: int) -> tuple[int, bool]:
@@ -177,7 +196,8 @@ class TakenPart:
             return taken
         ends = records.index[held] + records.parts[held]
         self.reached = max(self.reached, int(ends.max()))
-        held = held[ends <= part.num_microbatches]
+        # folded, a record may go on beyond the part
+        held = held[(records.index[held] < part.num_microbatches) & (ends <= part.of_microbatches)]
         some = records.take(held)
         held = held[self._branch.fits(some, self._branch.shares(self._rank, some.update, some.index, some.parts))]
         for number in held.tolist():
@@ -189,6 +209,20 @@ class TakenPart:
             elif not rewound[number]:
                 taken.again[number] = bool((found == 2).any())
         return taken
+
+    def num_samples(self, records: Deliveries, taken: Mask) -> int:
+        """Samples of the records that were `taken` over: of one within which the part ends, those before its end."""
+        part = self._branch.handed_on
+        if part is None:
+            return 0
+        held = records.take(taken)
+        return int(rows_before(part.stop_position, held, held.count - held.padding).sum())
+
+
+def rows_before(position: int, records: Deliveries, count: Vector) -> Vector:
+    """How many of the first `count` rows of each record are before a position: (n,) int64 to (n,) int64."""
+    rows: Vector = np.clip(-(-(position - records.start) // records.stride), 0, count)
+    return rows
 
 
 def _span(course: Course, update: int) -> Spans:

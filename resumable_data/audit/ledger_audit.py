@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from resumable_data.audit.packed import Packed
-    from resumable_data.audit.rank_audit import Change
+    from resumable_data.audit.rank_result import Change
     from resumable_data.cursor import CoverageSpan
     from resumable_data.order import Order
 

@@ -68,28 +68,33 @@ def read_piece_rows(branch: Branch, files: RankFiles, bad: BadRows) -> Iterator[
             continue
         taken_part, first = TakenPart(rank, branch), 0
         for records, pieces in log.deliveries_with_pieces():
-            survives = _survivors(branch, log, records, first, taken_part)
+            survives, taken = _survivors(branch, log, records, first, taken_part)
             first += len(records)
             of_row = np.repeat(np.arange(len(records)), records.count)
             pieces = pieces.take(np.flatnonzero(survives[of_row])) if not survives.all() else pieces
-            records = records.take(survives)
+            records, taken = records.take(survives), taken[survives]
             position = expand(records.start, records.stride, records.count)
             rows = PieceRows(rank, np.repeat(records.update, records.count), position, pieces)
             bad.check_digests(records, rows)
+            if branch.handed_on is not None and taken.any():  # the part that was taken over may end within a record
+                beyond = position >= branch.handed_on.start + branch.handed_on.stop_row
+                rows = rows.take(np.flatnonzero(~(np.repeat(taken, records.count) & beyond)))
             yield rows
 
 
 def _survivors(
     branch: Branch, log: RankLog, records: Deliveries, first: int, taken_part: TakenPart
-) -> NDArray[np.bool_]:
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which deliveries are in the surviving history, those with impossible numbers left out.
 
-    Of what the next attempt took over, only if its update is committed by one; the caller knows where they end.
+    Among them are those that hold some of what the next attempt took over, (n,) bool as well, though its update may be
+    committed by none; the caller knows where they end.
     """
     places = np.arange(first, first + len(records))
     rewound = earliest_rewind(log.rewinds.after, log.rewinds.update, places) <= records.update
     survives = ~rewound & (records.update < branch.stop_update) & branch.is_possible(records)
-    return survives | taken_part.find(records, rewound).first
+    taken = taken_part.find(records, rewound).first
+    return survives | taken, taken
 
 
 class BadRows:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from resumable_data.audit.branch import PARTS_MAX
 from resumable_data.audit.findings import Issue
 from resumable_data.audit.inside import TakenPart
+from resumable_data.audit.rank_result import Change, RankResult
 from resumable_data.audit.rows import digests, expand
 from resumable_data.audit.timeline import earliest_rewind, reached_position, step_stops, surviving_jumps
-from resumable_data.audit.unreadable import UnreadableSample, read_unreadable
+from resumable_data.audit.unreadable import read_unreadable
 from resumable_data.cursor import CoverageSpan
 from resumable_data.ledger.columns import gather
 
@@ -37,64 +37,6 @@ _BLOCK_RECORDS = 1 << 12
 _UNSEEN_MAX = 1 << 22  # microbatches
 
 
-class Change(msgspec.Struct, frozen=True):
-    """Rows by which a rank's deliveries differ from its share, as runs of positions.
-
-    Attributes:
-        start: (k,) int64, first position of each run.
-        stride: (k,) int64, positions from one row to the next.
-        count: (k,) int64, rows.
-        sign: 1 for rows delivered and not expected, -1 for rows expected and not delivered.
-    """
-
-    start: Vector
-    stride: Vector
-    count: Vector
-    sign: int
-
-
-class RankResult(msgspec.Struct):
-    """What one rank's file adds to the audit.
-
-    Attributes:
-        known_stop: The file tells all of its updates before this one.
-        delivered: Samples handed to the training loop, repeats included.
-        reached: The position after the last row delivered; 0 where none was.
-        rewound: Samples discarded by rewinds.
-        beyond: Samples of updates that are not in the surviving history, rewinds apart.
-        handed_on: Samples of an update that the next attempt went on with.
-        lost: Samples of the surviving history that the file should tell about and does not.
-        lost_inside: The same of the part of an update that the next attempt went on with.
-        unverified: Samples whose IDs are not those of their positions, so that it is open what was delivered.
-        unreadable: Samples of the surviving history that could not be read and were replaced, as recorded.
-        changes: Rows that were delivered and not expected, or the reverse.
-        stops: (n,) int64, the update after the last one of each step that was committed, in sequence.
-        applied: (n,) bool, whether the step was applied.
-        agreements: The digests that the ranks agreed on before saves in the surviving history, as recorded.
-        saved: The update at the newest checkpoint that the file says is complete; -1 where it says of none.
-        is_missing: Whether there is no file that can be used.
-        issues: What is wrong.
-    """
-
-    known_stop: int
-    saved: int = -1
-    is_missing: bool = False
-    agreements: frozenset[CoverageSpan] = frozenset()
-    delivered: int = 0
-    reached: int = 0
-    rewound: int = 0
-    beyond: int = 0
-    handed_on: int = 0
-    lost: int = 0
-    lost_inside: int = 0
-    unverified: int = 0
-    unreadable: list[UnreadableSample] = msgspec.field(default_factory=list)
-    changes: list[Change] = msgspec.field(default_factory=list)
-    stops: Vector = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    applied: Mask = msgspec.field(default_factory=lambda: np.empty(0, np.bool_))
-    issues: list[Issue] = msgspec.field(default_factory=list)
-
-
 def audit_rank(log: RankLog | None, rank: int, branch: Branch) -> RankResult:
     """Hold one rank's file against its share of a branch; None stands for a file that is missing."""
     return _RankAudit(rank, branch).run(log)
@@ -108,7 +50,7 @@ class _RankAudit:
         self._result = RankResult(known_stop=self._first)
         sizes = branch.totals.num_microbatches
         if branch.handed_on is not None:
-            sizes = np.append(sizes, branch.handed_on.num_microbatches)
+            sizes = np.append(sizes, branch.handed_on.of_microbatches)
         self._num_microbatches = sizes
         self._key_base = np.cumsum(sizes) - sizes  # the key of each update's first microbatch
         self._found = np.empty(0, np.bool_)  # by key, once the file is believed
@@ -208,8 +150,9 @@ class _RankAudit:
         result.delivered += int(rows.sum())
         result.reached = max(result.reached, reached_position(records))
         result.rewound += int(rows[rewound].sum())
-        result.beyond += int(rows[beyond].sum())
-        result.handed_on += int(rows[taken].sum())
+        handed_on = self._taken_part.num_samples(records, taken)
+        result.handed_on += handed_on
+        result.beyond += int(rows[beyond].sum()) + int(rows[taken].sum()) - handed_on
         survives = ~(rewound | beyond)
         self._check_unreadable(log, records, places, survives)
         self._check_sequence(log.commits, places[survives], records.take(survives))
@@ -362,7 +305,9 @@ class _RankAudit:
 
     def _check_missing(self, *, has_end: bool) -> None:
         """Expected microbatches without a record: never delivered, or lost with the rest of the file."""
-        keys = np.flatnonzero(~self._found)
+        keys, part = np.flatnonzero(~self._found), self._branch.handed_on
+        if part is not None:  # what the next attempt did not take over is expected of that one
+            keys = keys[keys < self._key_base[-1] + part.num_microbatches]
         if not keys.size and self._result.known_stop >= self._branch.stop_update:
             return
         number = np.searchsorted(self._key_base, keys, side="right") - 1

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from resumable_data.audit.findings import finding
-from resumable_data.audit.rank_audit import RankResult, audit_rank
+from resumable_data.audit.rank_audit import audit_rank
+from resumable_data.audit.rank_result import RankResult
 from resumable_data.audit.report import Bounds
 from resumable_data.audit.timeline import step_stops, surviving_jumps
 from resumable_data.errors import UsageError

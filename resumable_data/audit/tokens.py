@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resumable_data.audit.options import Options
     from resumable_data.audit.packed import PackedRows
     from resumable_data.audit.piece_sums import Faults, Lanes
-    from resumable_data.audit.rank_audit import Change
+    from resumable_data.audit.rank_result import Change
     from resumable_data.findings import Finding
     from resumable_data.order import Int64Array
 

@@ -110,11 +110,9 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=1):
         return (inside and inside.attempt) or self.start.attempt
 
     def starting_inside(self, taken_over: TakenOver | None) -> Claim:
-        """The same launch, but for a part of its first update that it takes over; itself for None."""
-        if taken_over is None:
-            return self
+        """The same launch, going on after a part of its first update; from the update's start for None."""
         fields = {name: getattr(self, name) for name in Claim.__struct_fields__}
-        return ClaimInside(**fields, taken_over=taken_over)
+        return Claim(**fields) if taken_over is None else ClaimInside(**fields, taken_over=taken_over)
 
 
 class ClaimInside(Claim, frozen=True, array_like=True, kw_only=True, tag=12):

@@ -197,8 +197,7 @@ class ResumableLoader:
 
     def _rows(self) -> Iterator[MicrobatchRows]:
         """This rank's rows from the cursor on."""
-        settings = self._settings
-        rows = self._content.rank_rows(settings.schedule, settings.layout, self._weight)
+        rows = self._content.rank_rows(self._settings.schedule, self._settings.layout, self._weight)
         return rows.from_place(**self._session.place)
 
     def updates(self) -> Iterator[Update]:
@@ -386,18 +385,14 @@ class ResumableLoader:
         Raises:
             DisagreementError: Ranks were handed different microbatches; names ranks and counts.
             CommitError: All of the update was delivered: step and commit first.
-            UsageError: As for `check_agreement`.
         """
         return self._session.gather_phase(None if peers is None else [peer._session for peer in peers])
 
     def start_inside(self, phase: Phase) -> None:
         """Go on in the middle of the update at the cursor, whose first part is accumulated already.
 
-        Call it on all ranks after `load_state_dict`, before iterating. Only the rest of the update is read then, split
-        over this rank set, with the weights of the whole update; the commit counts all of it.
-
-        Args:
-            phase: What `gather_phase` gave, on any number of ranks.
+        Call it on all ranks after `load_state_dict`, before iterating, with what `gather_phase` gave on any number of
+        ranks. Only the rest is read then, with the weights of the whole update; the commit counts all of it.
 
         Raises:
             OtherRunError: It is of another run.

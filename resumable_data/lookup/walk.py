@@ -18,6 +18,7 @@ from resumable_data.audit.timeline import earliest_rewind
 from resumable_data.errors import LedgerCorruptError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.row_ids import row_ids
+from resumable_data.lookup.parted import hand_on
 from resumable_data.order import ids_at, order_from_description
 
 if TYPE_CHECKING:
@@ -167,9 +168,11 @@ class Walk:
             status = np.where(records.update < branch.stop_update, Status.COMMITTED, beyond).astype(np.int8)
             target = earliest_rewind(log.rewinds.after, log.rewinds.update, places)
             status[target <= records.update] = Status.REWOUND
-            status[taken_part.find(records, target <= records.update).first] = handed_on
-            yield Part(branch, rank, records, status, pieces)
             first += len(records)
+            taken = taken_part.find(records, target <= records.update).first
+            if branch.handed_on is not None and taken.any():
+                records, status = hand_on(records, status, taken, branch.handed_on, handed_on)  # in two
+            yield Part(branch, rank, records, status, pieces)
 
     def rows(self, part: Part) -> Rows:
         """The rows of a part's deliveries, filler left out."""

@@ -4,6 +4,7 @@
 update 2, then 2 ranks that recorded full IDs and skipped update 4. `ledger-v1-all` holds every kind of record that
 updates have: 2 ranks with keyed digests, rewound and killed after a checkpoint; 3 with full IDs, folded; 2 that fold
 more and skip an update. `ledger-v1-tracked` is of a tracked loop that left epochs early, on 2 ranks and then on 4.
+`ledger-v1-inside` is of three launches that share an update: 3 ranks killed after a save inside it, 2, and 2 again.
 Never change them; add a directory for each later format.
 """
 
@@ -18,6 +19,7 @@ import pytest
 
 from resumable_data import Concat, PackedTokens, open_tokens
 from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.ledger import TakenOver
 from resumable_data.ledger.frames import PIECES_VERSION, RANK_KIND, make_head
 from resumable_data.ledger.layout import list_attempt, list_attempts
 from resumable_data.ledger.reader import read_claim, read_rank
@@ -35,7 +37,7 @@ def packed_of_golden() -> PackedTokens:
     return PackedTokens(source, sequence_length=16, window=6, policy=Concat())
 
 
-@pytest.mark.parametrize("version", ["v1", "v1-all", "v1-tracked"])
+@pytest.mark.parametrize("version", ["v1", "v1-all", "v1-tracked", "v1-inside"])
 def test_audit_says_what_it_said(version: str) -> None:
     """Verdict, counts and attempts of a ledger do not change with the version that audits it."""
     expect_report(version, audit_ledger(GOLDEN / f"ledger-{version}", key="golden"))
@@ -58,6 +60,8 @@ def test_records_of_version_1() -> None:
     assert [(claim.num_replicas, claim.microbatch, claim.epochs) for claim in claims] == [(3, 2, 3), (2, 4, 3)]
     assert [(claim.start.attempt, claim.start.updates) for claim in claims] == [(0, 0), (1, 2)]
     assert audit_cursor(claims[1].start).verdict == "proven"
+    inside = read_claim(GOLDEN / "ledger-v1-inside" / "attempt-000003" / "claim").inside
+    assert (claims[0].inside, inside) == (None, TakenOver(10, 2))
     logs = [read_rank(path) for n, folder in attempts.items() for path in list_attempt(n, folder).ranks.values()]
     assert [log.header.ids for log in logs if log.header] == ["digest"] * 3 + ["full"] * 2
     assert [log.has_end for log in logs] == [False] * 3 + [True] * 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from resumable_data.audit import coverage
 from resumable_data.audit.branch import Branch
 from resumable_data.audit.coverage import check_partition, count_multiplicity
-from resumable_data.audit.rank_audit import Change
+from resumable_data.audit.rank_result import Change
 from resumable_data.audit.rows import CHUNK_ROWS, chunks, expand
 from resumable_data.audit.updates import Course, Stretch
 from resumable_data.cursor import Cursor, Recipe

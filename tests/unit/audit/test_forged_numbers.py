@@ -18,6 +18,7 @@ from resumable_data.errors import ResumableDataError
 from tests.files import overwrite
 from tests.unit.audit import test_lies_of_batches
 from tests.unit.audit.forging import EXTREMES, forge, numbers_in
+from tests.unit.audit.test_inside import parted_run
 from tests.unit.audit.test_power import honest_run
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "full": lambda path: honest_run(path, ids="full"),
     "folded": lambda path: honest_run(path, fold_rows=4, num_peers=1),
     "tracked": tracked_run,
+    "parted": lambda path: parted_run(path / "ledger", num_launches=3),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import pytest
@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 
     Tamper = Callable[[int, dict[str, int]], list[dict[str, int]]]
     Edit = Callable[[list[RankRecord]], list[RankRecord]]
+
+
+class HasLedger(Protocol):
+    """A run that wrote a ledger."""
+
+    @property
+    def path(self) -> Path:
+        """The ledger's directory."""
 
 
 def honest_run(path: Path, *, tamper: Tamper | None = None, tail: str = "carry") -> Run:
@@ -84,7 +92,7 @@ def change(record_type: type, index: int, **values: object) -> Edit:
     return edit
 
 
-def edit_rank(run: Run, attempt: int, rank: int, edit: Edit, *, peer: int = 0, in_full: bool = True) -> None:
+def edit_rank(run: HasLedger, attempt: int, rank: int, edit: Edit, *, peer: int = 0, in_full: bool = True) -> None:
     """Write a rank's file again with other records and right checksums; `in_full`, none goes on from another."""
     path = run.path / attempt_name(attempt) / rank_name(rank, peer)
     with open_regular(path) as file:
@@ -128,7 +136,7 @@ def written_out(records: list[RankRecord]) -> list[RankRecord]:
     return whole
 
 
-def edit_claim(run: Run, attempt: int, edit: Callable[[Claim], Claim]) -> None:
+def edit_claim(run: HasLedger, attempt: int, edit: Callable[[Claim], Claim]) -> None:
     path = run.path / f"attempt-{attempt:06d}" / "claim"
     with open_regular(path) as file:
         payload = FrameReader(file, path, kind=CLAIM_KIND, payload_bytes_max=1 << 25).first()
@@ -136,7 +144,7 @@ def edit_claim(run: Run, attempt: int, edit: Callable[[Claim], Claim]) -> None:
     write_frames(path, CLAIM_KIND, [encode_record(edit(claim_decoder.decode(payload)))])
 
 
-def edit_start(run: Run, number: int, /, **changes: object) -> None:
+def edit_start(run: HasLedger, number: int, /, **changes: object) -> None:
     def edit(claim: Claim) -> Claim:
         return msgspec.structs.replace(claim, start=msgspec.structs.replace(claim.start, **changes))
 

@@ -223,7 +223,7 @@ def test_any_honest_run_is_proven(
 
 def edit_number(run: LedgerRun, attempt: int, rank: int, **values: Any) -> None:
     """Give the first delivery of a rank's file other values."""
-    edit_rank(run, attempt, rank, change(Delivered, 0, **values))  # type: ignore[arg-type]  # it asks for the path only
+    edit_rank(run, attempt, rank, change(Delivered, 0, **values))
 
 
 def test_a_microbatch_recorded_with_other_pieces(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_an_edited_place(tmp_path: Path, name: str, value: int) -> None:
     def edit(claim: Claim) -> Claim:
         return msgspec.structs.replace(claim, start=lie(claim.start))
 
-    edit_claim(run, 2, edit)  # type: ignore[arg-type]
+    edit_claim(run, 2, edit)
     report = run.audit()
     assert report.verdict == "violated"
     assert set(codes(report)) <= {"RD401", "RD404"}

@@ -593,8 +593,10 @@ LIES = [
 
 # These cannot be said of a ledger whose updates are counted one by one.
 ELSEWHERE = {
+    "RD118": "test_inside.py",
     "RD211": "test_packed_audit.py",
     **dict.fromkeys(("RD212", "RD213", "RD214", "RD215", "RD216"), "test_recorded_pieces.py"),
+    "RD306": "test_inside.py",
     "RD305": "test_lies_of_batches.py",
     "RD405": "test_cursor_audit.py",
     "RD406": "test_tracked_run.py",

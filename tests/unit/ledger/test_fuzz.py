@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from resumable_data.audit import audit_ledger
 from resumable_data.cursor import CoverageSpan, Cursor, Recipe
 from resumable_data.errors import LedgerCorruptError, LedgerError, ResumableDataError
-from resumable_data.ledger import Ledger, RankHeader, digest_ids
+from resumable_data.ledger import Ledger, RankHeader, TakenOver, digest_ids
 from resumable_data.ledger.frames import (
     CLAIM_KIND,
     FORMAT_VERSION,
@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def good(folder: Path) -> dict[str, bytes]:
-    """A claim, and rank files with digests, full IDs, folded records and pieces, as they are written."""
+    """Claims, and rank files with digests, full IDs, folded records and pieces, as they are written."""
     files = {"pieces": file_with_pieces(folder)}
     for name, options in (("digest", {}), ("full", {"ids": "full"}), ("fold", {"fold_rows": 3, "key": "x"})):
         ledger = Ledger(folder / name, on_error="raise", **options)
@@ -106,6 +106,9 @@ def good(folder: Path) -> dict[str, bytes]:
         writer.close()
         files[name] = (ledger.path / "attempt-000001" / "rank-00000.ledger").read_bytes()
         files["claim"] = (ledger.path / "attempt-000001" / "claim").read_bytes()
+        inside = TakenOver(5, 1)
+        ledger.claim(START, num_replicas=1, microbatch=2, epochs=None, run_id="aa", taken_over=inside)
+        files["claim inside"] = (ledger.path / "attempt-000002" / "claim").read_bytes()
     return files
 
 
@@ -145,7 +148,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 def read(path: Path, name: str) -> None:
     """Read a file as the audit does; an error of ours is as good as a result."""
     try:
-        if name == "claim":
+        if name.startswith("claim"):
             read_claim(path)
         else:
             for salvage in (False, True):
@@ -168,7 +171,7 @@ def read_within_bounds(path: Path, name: str) -> None:
     assert peak < PEAK_BYTES_MAX
 
 
-@pytest.mark.parametrize("name", ["claim", "digest", "full", "fold", "pieces"])
+@pytest.mark.parametrize("name", ["claim", "claim inside", "digest", "full", "fold", "pieces"])
 @settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_files(folder: Path, good: dict[str, bytes], name: str, seed: int) -> None:
@@ -188,13 +191,13 @@ def test_random_files(folder: Path, name: str, data: bytes) -> None:
         read_within_bounds(path, name)
 
 
-@pytest.mark.parametrize("name", ["claim", "digest", "full", "fold", "pieces"])
+@pytest.mark.parametrize("name", ["claim", "claim inside", "digest", "full", "fold", "pieces"])
 @settings(max_examples=150)
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_records_under_right_checksums(folder: Path, good: dict[str, bytes], name: str, seed: int) -> None:
     """The decoders of records do not rely on checksums: one record is changed, and framed again."""
     rng, path = random.Random(seed), folder / "reframed"
-    kind = CLAIM_KIND if name == "claim" else RANK_KIND
+    kind = CLAIM_KIND if name.startswith("claim") else RANK_KIND
     overwrite(path, good[name])
     with open_regular(path) as file:
         reader = FrameReader(file, path, kind=kind, payload_bytes_max=1 << 20)
