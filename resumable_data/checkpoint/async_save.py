@@ -34,6 +34,7 @@ def async_save_checkpoint(
     loader: ResumableLoader | None = None,
     checksums: str = "crc32",
     allowances: tuple[str, ...] = (),
+    keep: int | None = None,
 ) -> AsyncSave:
     """Save as `save_checkpoint` does, and return as soon as the state was copied to host memory. Collective.
 
@@ -47,6 +48,7 @@ def async_save_checkpoint(
         loader: As for `save_checkpoint`.
         checksums: As for `save_checkpoint`.
         allowances: As for `save_checkpoint`.
+        keep: As for `save_checkpoint`.
 
     Returns:
         The save. That it failed is an error of its `result`, and else of the next save, on all processes.
@@ -54,7 +56,7 @@ def async_save_checkpoint(
     Raises:
         ResumableDataError: As for `save_checkpoint`, but for what goes wrong while files are written.
     """
-    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances)
+    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep)
     future = _start(prepared.state, _CommittingWriter(prepared))
     return set_running(AsyncSave(prepared.path, future, prepared.mark_saved))
 
