@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import _FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -66,21 +66,17 @@ def _start(state: dict[str, Any], writer: _CommittingWriter) -> Future[Any]:
     if group is None:
         # The thread would warn that there is one process only. What a thread warns of cannot be caught for it alone.
         warnings.filterwarnings("ignore", ALONE_WARNING)
-    arguments: dict[str, Any] = {"storage_writer": writer, "process_group": group, "no_dist": group is None}
     try:
-        return _future(dcp.async_save(state, **arguments))
+        response = dcp.async_save(state, storage_writer=writer, process_group=group)
     except Exception as error:
         # The state could not be copied. The others wait for this process by now, and are told by the writer's error.
         writer.failure = error
-        return _future(dcp.async_save({}, **arguments))
+        response = dcp.async_save({}, storage_writer=writer, process_group=group)
+    assert isinstance(response, Future)  # as it is where the copy is made before the call returns
+    return response
 
 
-def _future(response: Any) -> Future[Any]:
-    future: Future[Any] = getattr(response, "upload_completion", response)
-    return future
-
-
-class _CommittingWriter(_FileSystemWriter):
+class _CommittingWriter(FileSystemWriter):
     """Writes what ``dcp.save`` does, and the manifest when all processes' files are there.
 
     DCP tells all processes of an error in it, so that a checkpoint is complete for all of them or for none.
