@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.gradients import InFlightGradients
     from resumable_data.checkpoint.load import Loaded, load_checkpoint
     from resumable_data.checkpoint.random_states import RandomStates
+    from resumable_data.checkpoint.retention import PruneReport, prune_checkpoints
     from resumable_data.checkpoint.running import AsyncSave
     from resumable_data.checkpoint.save import save_checkpoint
 
@@ -24,10 +25,12 @@ __all__ = [
     "CheckpointReport",
     "InFlightGradients",
     "Loaded",
+    "PruneReport",
     "RandomStates",
     "async_save_checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
+    "prune_checkpoints",
     "save_checkpoint",
     "verify_checkpoint",
 ]
@@ -37,10 +40,12 @@ _HOMES = {
     "CheckpointReport": "files.report",
     "InFlightGradients": "gradients",
     "Loaded": "load",
+    "PruneReport": "retention",
     "RandomStates": "random_states",
     "async_save_checkpoint": "async_save",
     "latest_checkpoint": "files.latest",
     "load_checkpoint": "load",
+    "prune_checkpoints": "retention",
     "save_checkpoint": "save",
     "verify_checkpoint": "files.verify",
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import _FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -34,6 +34,7 @@ def async_save_checkpoint(
     loader: ResumableLoader | None = None,
     checksums: str = "crc32",
     allowances: tuple[str, ...] = (),
+    keep: int | None = None,
 ) -> AsyncSave:
     """Save as `save_checkpoint` does, and return as soon as the state was copied to host memory. Collective.
 
@@ -47,6 +48,7 @@ def async_save_checkpoint(
         loader: As for `save_checkpoint`.
         checksums: As for `save_checkpoint`.
         allowances: As for `save_checkpoint`.
+        keep: As for `save_checkpoint`.
 
     Returns:
         The save. That it failed is an error of its `result`, and else of the next save, on all processes.
@@ -54,7 +56,7 @@ def async_save_checkpoint(
     Raises:
         ResumableDataError: As for `save_checkpoint`, but for what goes wrong while files are written.
     """
-    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances)
+    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep)
     future = _start(prepared.state, _CommittingWriter(prepared))
     return set_running(AsyncSave(prepared.path, future, prepared.mark_saved))
 
@@ -64,21 +66,17 @@ def _start(state: dict[str, Any], writer: _CommittingWriter) -> Future[Any]:
     if group is None:
         # The thread would warn that there is one process only. What a thread warns of cannot be caught for it alone.
         warnings.filterwarnings("ignore", ALONE_WARNING)
-    arguments: dict[str, Any] = {"storage_writer": writer, "process_group": group, "no_dist": group is None}
     try:
-        return _future(dcp.async_save(state, **arguments))
+        response = dcp.async_save(state, storage_writer=writer, process_group=group)
     except Exception as error:
         # The state could not be copied. The others wait for this process by now, and are told by the writer's error.
         writer.failure = error
-        return _future(dcp.async_save({}, **arguments))
+        response = dcp.async_save({}, storage_writer=writer, process_group=group)
+    assert isinstance(response, Future)  # as it is where the copy is made before the call returns
+    return response
 
 
-def _future(response: Any) -> Future[Any]:
-    future: Future[Any] = getattr(response, "upload_completion", response)
-    return future
-
-
-class _CommittingWriter(_FileSystemWriter):
+class _CommittingWriter(FileSystemWriter):
     """Writes what ``dcp.save`` does, and the manifest when all processes' files are there.
 
     DCP tells all processes of an error in it, so that a checkpoint is complete for all of them or for none.

@@ -21,6 +21,7 @@ from resumable_data.checkpoint.files.describe import describe_directory
 from resumable_data.checkpoint.live_digest import gather_digests
 from resumable_data.checkpoint.manifest import Manifest, TensorKey, Topology, write_manifest
 from resumable_data.checkpoint.program import Program
+from resumable_data.checkpoint.retention import check_keep, prune_after
 from resumable_data.checkpoint.running import settle_running
 from resumable_data.errors import CheckpointError, UsageError
 from resumable_data.ledger.frames import shown
@@ -49,6 +50,7 @@ class Prepared:
         topology: The processes.
         random: What becomes of random states on other ranks; empty where there are none.
         allowances: What the load before was told to allow.
+        keep: How many checkpoints stay in the directory around it; all of them where None.
         mark_saved: Records in the ledger that the checkpoint is complete. For the thread that trains alone.
     """
 
@@ -62,14 +64,22 @@ class Prepared:
     topology: Topology
     random: str
     allowances: tuple[str, ...]
+    keep: int | None
     mark_saved: Callable[[], None]
 
     def commit(self) -> None:
-        """Write the manifest of what lies in the directory, as it is found there, and of what was in memory.
+        """Write the manifest, and delete what is too old then. For the first process.
 
         Raises:
-            CheckpointError: The directory does not hold what was saved, or the manifest cannot be written.
+            CheckpointError: The directory does not hold what was saved, or the manifest is too large.
+            OSError: It cannot be written.
         """
+        write_manifest(self.path, self._manifest())
+        if self.keep is not None:
+            prune_after(self.path, self.keep)
+
+    def _manifest(self) -> Manifest:
+        """Of what lies in the directory, as it is found there, and of what was in memory."""
         described, digests, cursor = describe_directory(self.path), self.digests, self.cursor
         keys = {
             key: msgspec.structs.replace(what, digest=digests[key])
@@ -77,7 +87,7 @@ class Prepared:
             else what
             for key, what in described.keys.items()
         }
-        manifest = Manifest(
+        return Manifest(
             package_version=__version__,
             torch_version=str(torch.__version__),
             python_version=platform.python_version(),
@@ -96,11 +106,16 @@ class Prepared:
             rng=self.random,
             allowances=self.allowances,
         )
-        write_manifest(self.path, manifest)
 
 
 def prepare_save(
-    path: Path, state: Mapping[str, Any], *, loader: ResumableLoader | None, checksums: str, allowances: tuple[str, ...]
+    path: Path,
+    state: Mapping[str, Any],
+    *,
+    loader: ResumableLoader | None,
+    checksums: str,
+    allowances: tuple[str, ...],
+    keep: int | None,
 ) -> Prepared:
     """Wait for the save before, agree on cursor and values, claim the directory, and take the state. Collective.
 
@@ -113,6 +128,8 @@ def prepare_save(
     """
     if checksums not in CHECKSUMS:
         raise UsageError(f"checksums must be one of {CHECKSUMS}, got {checksums!r}")
+    if keep is not None:
+        check_keep(keep, path)
     if LOADER_NAME in state:
         raise UsageError(
             f"the name {LOADER_NAME!r} is for loader=; give the loader there, or rename that part of the state"
@@ -143,6 +160,7 @@ def prepare_save(
         topology=Topology(world_size=size, dp_size=size if loader is None else loader.topology.num_replicas),
         random="".join(part.policy for part in random.values()),
         allowances=allowances,
+        keep=keep,
         mark_saved=_nothing if loader is None else loader.saved_mark(),
     )
 

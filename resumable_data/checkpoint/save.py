@@ -24,6 +24,7 @@ def save_checkpoint(
     loader: ResumableLoader | None = None,
     checksums: str = "crc32",
     allowances: tuple[str, ...] = (),
+    keep: int | None = None,
 ) -> None:
     """Save a training program in one directory that is checked before anyone trusts it. Collective.
 
@@ -39,6 +40,9 @@ def save_checkpoint(
             computes anyway. ``"digest"``: also a digest of each tensor as it is in memory, before it is written: all
             processes that hold the same part must hold the same values, and a program that loads is compared with it.
         allowances: What `load_checkpoint` was told to allow, for the record.
+        keep: How many checkpoints stay in the directory around this one, at least 1: when it is complete, the first
+            process deletes those before the last ``keep - 1`` of lower numbers, as `prune_checkpoints` does. Trouble
+            with that is logged. All stay where None.
 
     Raises:
         DisagreementError: Processes hold different cursors, or different values under one name. Nothing was saved.
@@ -47,7 +51,7 @@ def save_checkpoint(
         UsageError: The state cannot be saved so that it can be read back.
         FencedError: Another launch of the run goes on with it.
     """
-    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances)
+    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep)
     together(lambda: _write(prepared))
     together(lambda: prepared.commit() if rank_and_size()[0] == 0 else None)
     prepared.mark_saved()

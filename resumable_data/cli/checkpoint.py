@@ -1,4 +1,4 @@
-"""``resumable-data checkpoint verify|show|latest|diff``: questions to the files of checkpoints."""
+"""``resumable-data checkpoint verify|show|latest|diff|prune``: questions to checkpoints' files; old ones deleted."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from resumable_data.checkpoint.files.latest import find_latest
 from resumable_data.checkpoint.files.report import LEVELS
 from resumable_data.checkpoint.files.show import summarize_checkpoint
 from resumable_data.checkpoint.files.verify import verify_checkpoint
+from resumable_data.checkpoint.retention import prune_checkpoints
 from resumable_data.ledger.frames import shown
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from resumable_data.checkpoint.files.diff import CheckpointDiff
     from resumable_data.checkpoint.manifest import Topology
+    from resumable_data.checkpoint.retention import PruneReport
 
 _SHOWN = 200
 
@@ -27,11 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command to the command line."""
     parser = subparsers.add_parser(
         "checkpoint",
-        help="check a checkpoint's files; say what is in it; find the newest good one; compare two",
+        help="check a checkpoint's files; say what is in it; find the newest good one; compare two; delete old ones",
         description="Checkpoints of torch.distributed.checkpoint, read without torch and without running anything in "
-        "them. Nothing is changed.",
+        "them. Only prune changes anything.",
         epilog="exit codes: 0 good (latest: one was found; diff: the same), 1 verify: damaged or unproven, latest: "
-        "none, diff: different, 2 usage, 3 nothing there, or it cannot be read",
+        "none, diff: different, prune: none verifies or one could not be deleted, 2 usage, 3 nothing there, or it "
+        "cannot be read",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     verify = actions.add_parser("verify", help="whether it is whole and unchanged")
@@ -40,7 +43,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     latest.add_argument(
         "root", type=Path, metavar="ROOT", help="a directory of checkpoints with numbers in their names"
     )
-    for action in (verify, latest):
+    prune = actions.add_parser("prune", help="delete all but the newest that verifies and those right before it")
+    prune.add_argument(
+        "root", type=Path, metavar="ROOT", help="a directory of checkpoints of one run, with numbers in their names"
+    )
+    prune.add_argument("--keep", type=int, required=True, metavar="N", help="how many to keep, at least 1")
+    prune.add_argument("--dry-run", action="store_true", help="delete nothing; say what would be deleted")
+    for action in (verify, latest, prune):
         action.add_argument(
             "--level",
             choices=LEVELS,
@@ -53,13 +62,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     diff = actions.add_parser("diff", help="whether two hold the same, on whatever ranks they were saved")
     diff.add_argument("a", type=Path, metavar="A", help="the directory of a checkpoint")
     diff.add_argument("b", type=Path, metavar="B", help="another's")
-    for action in (verify, latest, show, diff):
+    for action in (verify, latest, show, diff, prune):
         action.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer, and return the exit code."""
-    return {"verify": _verify, "latest": _latest, "show": _show, "diff": _diff}[args.action](args)
+    return {"verify": _verify, "latest": _latest, "show": _show, "diff": _diff, "prune": _prune}[args.action](args)
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -83,6 +92,21 @@ def _latest(args: argparse.Namespace) -> int:
     for one in report.passed_over:
         print(f"  passed over {one.path}: {one.verdict}: {one.reason}")
     return int(report.path is None)
+
+
+def _prune(args: argparse.Namespace) -> int:
+    report = prune_checkpoints(args.root, keep=args.keep, dry_run=args.dry_run, level=args.level)
+    print(msgspec.json.encode(report).decode() if args.json else "\n".join(_prune_lines(report)))
+    return int(report.newest is None or bool(report.not_deleted))
+
+
+def _prune_lines(report: PruneReport) -> list[str]:
+    if report.newest is None:
+        lines = [f"none of the checkpoints in {report.root} verifies and has a manifest; none was deleted for its age"]
+    else:
+        lines = [f"kept {shown(name)}" for name in report.kept]
+    lines += [f"{'would delete' if report.is_dry else 'deleted'} {shown(name)}" for name in report.deleted]
+    return [*lines, *(f"could not delete {one.path}: {one.reason}" for one in report.not_deleted)]
 
 
 def _diff(args: argparse.Namespace) -> int:

@@ -29,6 +29,8 @@ TORCH_FREE = [
     "resumable_data.tokenizing",
     "resumable_data.checkpoint",
     "resumable_data.checkpoint.agreed_digests",
+    "resumable_data.checkpoint.random_layout",
+    "resumable_data.checkpoint.retention",
     "resumable_data.cli",
     "resumable_data.rng",
 ]

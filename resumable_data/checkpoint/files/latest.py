@@ -91,8 +91,8 @@ def find_latest(root: str | os.PathLike[str], level: str = "payload", *, needs_m
     root = Path(root)
     passed_over: list[PassedOver] = []
     found = name = None
-    for entry in _list_newest_first(root):
-        path = root / entry.name
+    for entry in list_newest_first(root):
+        path = root / entry
         try:
             report = verify_checkpoint(path, level)
         except CheckpointError as error:
@@ -100,24 +100,30 @@ def find_latest(root: str | os.PathLike[str], level: str = "payload", *, needs_m
             continue
         lacks_manifest = needs_manifest and not report.has_manifest
         if report.exit_code == 0 and not lacks_manifest:
-            found, name = shown(path), entry.name
+            found, name = shown(path), entry
             break
         reason = report.reason if report.exit_code else "no manifest: the save is not known to have been finished"
         passed_over.append(PassedOver(path=shown(path), verdict=report.verdict, reason=reason))
     return LatestReport(root=shown(root), level=level, path=found, name=name, passed_over=tuple(passed_over))
 
 
-def _list_newest_first(root: Path) -> list[_Entry]:
+def has_number(name: str) -> bool:
+    """Whether a name is that of a checkpoint in a series."""
+    return bool(_NUMBER.search(name)) and not name.startswith(".") and not name.endswith(".tmp")
+
+
+def list_newest_first(root: Path) -> list[str]:
+    """The names in a directory that are those of a series, newest first by their numbers.
+
+    Raises:
+        CheckpointError: It cannot be listed, or is no directory of checkpoints.
+    """
     names = list_names(root)
-    entries = [
-        _Entry(tuple(map(int, _NUMBER.findall(name))), name)
-        for name in names
-        if _NUMBER.search(name) and not name.startswith(".") and not name.endswith(".tmp")
-    ]
+    entries = [_Entry(tuple(map(int, _NUMBER.findall(name))), name) for name in names if has_number(name)]
     # A DCP directory is full of such names itself: somebody gave a checkpoint in place of the directory of all.
     if ".metadata" in names or len(entries) > _MAX_ENTRIES:
         raise CheckpointError(
             f"expected a directory of checkpoints at {shown(root)}, found a checkpoint or {len(entries):,} entries. "
             "Nothing was checked; give the directory above it."
         )
-    return sorted(entries, reverse=True)
+    return [entry.name for entry in sorted(entries, reverse=True)]

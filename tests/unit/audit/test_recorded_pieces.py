@@ -332,7 +332,7 @@ def test_a_changed_piece_is_named(
 ) -> None:
     """Checksums are right, and perhaps the digest: what contradicts it is said, with documents and tokens."""
     run = copy_of(honest[name], tmp_path)
-    edit_rank(run, 1, 0, changed(0, change, digest=digest))  # type: ignore[arg-type]
+    edit_rank(run, 1, 0, changed(0, change, digest=digest))
     report = run.audit()
     found = set(codes(report))
     assert report.verdict == "violated", report.to_text()
@@ -359,7 +359,7 @@ def test_findings_are_what_counting_finds(
         change = data.draw(st.sampled_from([shift, shorten, drop, double, other_document]))
         number = data.draw(st.integers(0, 2))
         digest = data.draw(st.booleans())
-        edit_rank(run, attempt, rank, changed(number, change, digest=digest))  # type: ignore[arg-type]
+        edit_rank(run, attempt, rank, changed(number, change, digest=digest))
     report, rows = run.audit(), committed(run, stops)
     if [row.pieces for row in rows] == [row.pieces for row in before]:
         return
@@ -390,7 +390,7 @@ def test_the_first_document_and_its_tokens_are_said(tmp_path: Path) -> None:
         rows[where] = [(1, 0, 2), (1, 4, 8)]
         rows[(where + 1) % 3].append((1, 4, 6))
 
-    edit_rank(run, 1, 0, changed(0, change, digest=True))  # type: ignore[arg-type]
+    edit_rank(run, 1, 0, changed(0, change, digest=True))
     report = run.audit()
     found = {one.code: (one.where, one.found) for one in report.findings}
     assert found["RD212"] == ("epoch 0", "document 1, tokens [4, 6), twice")
@@ -411,7 +411,7 @@ def test_a_window_that_is_not_at_its_end(tmp_path: Path) -> None:
         second = next(n for n, row in enumerate(packed.rows()) if row.window == 1)
         run.launch(second + 2, 1, 1, ahead=0)
         expect_honest(run)
-        edit_rank(run, 1, 0, changed(second + 1, change, digest=True))  # type: ignore[arg-type]
+        edit_rank(run, 1, 0, changed(second + 1, change, digest=True))
         found = codes(run.audit())
         assert code in found
         assert "RD213" not in found
@@ -420,7 +420,7 @@ def test_a_window_that_is_not_at_its_end(tmp_path: Path) -> None:
 def test_a_row_longer_than_rows_are(tmp_path: Path, honest: dict[str, LedgerRun]) -> None:
     """More tokens than a row has places is what no run writes."""
     run = copy_of(honest["best-fit"], tmp_path)
-    edit_rank(run, 1, 0, changed(0, lambda rows: rows[0].append((6, 0, 8)), digest=True))  # type: ignore[arg-type]
+    edit_rank(run, 1, 0, changed(0, lambda rows: rows[0].append((6, 0, 8)), digest=True))
     assert "RD207" in codes(run.audit())
 
 
@@ -442,7 +442,7 @@ def test_rows_that_were_delivered_twice_are_told_by_position(tmp_path: Path, hon
         where = next(n for n, record in enumerate(records) if isinstance(record, Commit))
         return [*records[:where], records[where - 1], *records[where:]]
 
-    edit_rank(run, 1, 0, again)  # type: ignore[arg-type]
+    edit_rank(run, 1, 0, again)
     report = run.audit(max_replayed=2)
     assert (report.verdict, codes(report)) == ("proven", ["RD202"])
 
@@ -457,7 +457,7 @@ def test_bytes_that_are_no_pieces_are_damage(tmp_path: Path, honest: dict[str, L
         assert isinstance(record, Delivered)
         return [*records[:where], msgspec.structs.replace(record, ids=(record.ids or b"")[:-1]), *records[where + 1 :]]
 
-    edit_rank(run, 1, 1, cut)  # type: ignore[arg-type]
+    edit_rank(run, 1, 1, cut)
     with pytest.raises(LedgerCorruptError, match=r"rank-00001.ledger, byte \d+: expected the pieces of 2 packed rows"):
         run.audit()
     report = run.audit(salvage=True)
@@ -477,7 +477,7 @@ def test_chunks_of_documents_are_added_up(
     for number, name in enumerate(("best-fit", "concat")):
         run = copy_of(honest[name], tmp_path / str(number))
         assert run.audit().verdict == "proven"
-        edit_rank(run, 1, 0, changed(1, double, digest=True))  # type: ignore[arg-type]
+        edit_rank(run, 1, 0, changed(1, double, digest=True))
         assert "RD212" in codes(run.audit())
 
 
@@ -509,7 +509,7 @@ def test_forged_numbers_and_bytes(
         for question in (
             lambda: run.audit().to_text(),
             lambda: find_document(Walk(run.path), 3),
-            lambda: edit_rank(run, int(file.parent.name[8:]), int(file.name[5:10]), spoil),  # type: ignore[arg-type]
+            lambda: edit_rank(run, int(file.parent.name[8:]), int(file.name[5:10]), spoil),
             lambda: run.audit().to_json(),
             lambda: find_document(Walk(run.path), 3),
         ):

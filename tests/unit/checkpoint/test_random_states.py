@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -123,3 +124,28 @@ def test_another_generator_of_numpy() -> None:
     state: Any = np.random.Generator(np.random.PCG64(1)).bit_generator.state
     with pytest.raises(StateError, match="found PCG64"):
         encode_numpy(state)
+
+
+def test_cuda_or_none_is_a_part_of_what_must_be_the_same() -> None:
+    """A state that cannot be given back, or is missing, is not passed over; only names are needed to tell."""
+    states, saved = make(), make().place
+    assert states.describe_change(saved, {"torch": b""}) == ""
+    with patch.object(torch.cuda, "is_available", return_value=False):
+        assert "now there is no CUDA device" in states.describe_change(saved, {"cuda": b""})
+    with patch.object(torch.cuda, "is_initialized", return_value=True):
+        assert "saved without a state for CUDA" in states.describe_change(saved, {"torch": b""})
+
+
+def test_the_state_of_cuda_is_saved_and_set() -> None:
+    """Where CUDA is in use; a stand-in takes the device's place."""
+    of_device = torch.arange(16, dtype=torch.uint8)
+    given: list[torch.Tensor] = []
+    with (
+        patch.object(torch.cuda, "is_initialized", return_value=True),
+        patch.object(torch.cuda, "is_available", return_value=True),
+        patch.object(torch.cuda, "get_rng_state", return_value=of_device),
+        patch.object(torch.cuda, "set_rng_state", given.append),
+    ):
+        states = make()
+        states.load_state_dict(states.state_dict())
+    assert [one.tolist() for one in given] == [of_device.tolist()]
