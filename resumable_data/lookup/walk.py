@@ -137,11 +137,12 @@ class Walk:
 
     def parts(self) -> Iterator[Part]:
         """All deliveries, in the order of attempts, ranks and records."""
-        stop_update = self._branch(self.history.chain[-1])[0].stop_update
+        last = self.history.chain[-1]
+        newest = self._branch(last)
         for number in sorted(self.history.attempts):
-            branch, files = self._branch(number)
+            branch, files = newest if number == last else self._branch(number)
             for rank in range(branch.claim.num_replicas):
-                yield from self._parts_of(branch, files, rank, stop_update)
+                yield from self._parts_of(branch, files, rank, newest[0].stop_update)
 
     def _branch(self, number: int) -> tuple[Branch, RankFiles]:
         files = RankFiles(self.history.attempts[number], Options())

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from resumable_data import Shuffle, audit_ledger
+from resumable_data.cli import main
 from resumable_data.ledger import Delivered, Ledger
 from resumable_data.ledger.layout import attempt_name, rank_name
 from resumable_data.lookup import Walk, diff_ledgers, export_rows, find_sample, find_update
@@ -115,7 +116,7 @@ def test_a_parted_update_is_proven(tmp_path: Path, num_launches: int, options: d
     assert ("taken_over" in msgspec.json.decode(report.to_json())["attempts"][0]) is False
 
 
-def test_the_questions_know_what_was_taken_over(tmp_path: Path) -> None:
+def test_the_questions_know_what_was_taken_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Shown, exported and compared as committed: the same rows as those of a run that nothing interrupted."""
     run = parted_run(tmp_path / "ledger", num_launches=3)
     whole = launch(tmp_path / "whole", 1)
@@ -126,6 +127,8 @@ def test_the_questions_know_what_was_taken_over(tmp_path: Path) -> None:
     assert export_rows(walk, tmp_path / "rows.npy") == 60
     rows = [(one.position, one.attempt) for one in find_update(walk, 2) if one.status == "committed"]
     assert sorted(rows) == [(24 + row, 1 if row < 6 else 2 if row < 10 else 3) for row in range(12)]
+    assert main(["ledger", "show", str(run.path)]) == 0
+    assert "attempt 3 (after 2): from update 2 after 10 rows of it, position 24" in capsys.readouterr().out
     sample = find_update(walk, 2)[0]
     assert {one.status for one in find_sample(walk, sample.id) if one.position == sample.position} == {"committed"}
 
