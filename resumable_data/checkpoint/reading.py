@@ -54,3 +54,11 @@ def without(state: dict[str, Any], keys: set[str]) -> dict[str, Any]:
 
     pruned: dict[str, Any] = prune(state, ())
     return pruned
+
+
+def filled(state: Any, like: Any) -> Any:
+    """A state with what `without` left out of it: the program's own."""
+    if not isinstance(state, Mapping) or not isinstance(like, Mapping):
+        return state
+    rest = {key: value for key, value in like.items() if key not in state}
+    return {key: filled(value, like.get(key)) for key, value in state.items()} | rest

@@ -24,7 +24,7 @@ from resumable_data.checkpoint.gradients import GRADIENTS_KEY, PHASE_KEY
 from resumable_data.checkpoint.prepare import LOADER_NAME, tensors_of
 from resumable_data.checkpoint.program import OptimizerPart, StatefulPart, skeleton
 from resumable_data.checkpoint.random_restore import RandomRestore
-from resumable_data.checkpoint.reading import read, without
+from resumable_data.checkpoint.reading import filled, read, without
 from resumable_data.checkpoint.settings import compare_settings, settings_of
 from resumable_data.cursor import STATE_KEY
 from resumable_data.errors import CheckpointError, SealError
@@ -63,6 +63,7 @@ class TakingOver:
         self._allowed, self._of_loader = allowed & ALLOWANCES, allowed - ALLOWANCES
         self._metadata = together(lambda: parse_metadata((path / METADATA_NAME).read_bytes()))
         self._random = RandomRestore(path, program.random, self._metadata)
+        self._like: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._skeleton: Any = None
         self.differences: list[Difference] = []
@@ -85,7 +86,7 @@ class TakingOver:
         like |= {name: part.template(_gradients_in(saved, name)) for name, part in program.gradients.items()}
         if loader is not None:
             like[LOADER_NAME] = loader.state_dict()
-        self._skeleton = skeleton(like)
+        self._like, self._skeleton = like, skeleton(like)
         flat = flatten_state_dict(like)[0]
         self.differences = compare_keys(saved, describe_program(flat))
         self.needed |= {one.kind for one in self.differences}
@@ -150,7 +151,7 @@ class TakingOver:
             CheckpointError: The program holds something else than what was saved.
             DisagreementError: Processes that hold the same part of a tensor hold different values.
         """
-        program, state = self._program, self._state
+        program, state = self._program, filled(self._state, self._like)
         values = program.restore({name: state[name] for name in program.parts if name in state}, self._skeleton)
         gradients = {name: state[name] for name in program.gradients}
         now = tensors_of(together(program.state) | gradients)

@@ -182,7 +182,7 @@ def train_with_peers(root: str, liar: int) -> None:
         if dist.get_rank() == liar:
             recording = loader._session._recording
             deliver = recording.deliver
-            vars(recording)["deliver"] = lambda rows, digest, bad: deliver(rows, digest ^ (rows.update == 3), bad)
+            vars(recording)["deliver"] = lambda rows, digest, *rest: deliver(rows, digest ^ (rows.update == 3), *rest)
         train(loader)
 
 
