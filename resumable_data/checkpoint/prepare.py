@@ -28,6 +28,7 @@ from resumable_data.ledger.frames import shown
 from resumable_data.sampler.state import seal_state
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.random_states import RandomStates
     from resumable_data.cursor import Cursor
     from resumable_data.loader import ResumableLoader
 
@@ -131,8 +132,7 @@ def prepare_save(
     if loader is not None:
         loader.check_agreement()
     nonce = int.from_bytes(gather_bytes(together(lambda: _claim(path)))[0], "little") >> 1
-    program = together(lambda: Program(state))
-    saved, random = together(program.state), program.random
+    saved, random = together(lambda: _take(state))
     shared = {name: value for name, value in saved.items() if name not in random}
     check_values_agree(shared)
     digests = gather_digests(tensors_of(shared)) if checksums == "digest" else {}
@@ -151,6 +151,12 @@ def prepare_save(
         keep=keep,
         mark_saved=_nothing if loader is None else loader.saved_mark(),
     )
+
+
+def _take(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, RandomStates]]:
+    """The state of all parts, and those parts in it that are each process's own."""
+    program = Program(state)
+    return program.state(), program.random
 
 
 def _nothing() -> None: ...
