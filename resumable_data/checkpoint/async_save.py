@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 import weakref
@@ -66,14 +67,32 @@ def _start(state: dict[str, Any], writer: _CommittingWriter) -> Future[Any]:
     if group is None:
         # The thread would warn that there is one process only. What a thread warns of cannot be caught for it alone.
         warnings.filterwarnings("ignore", ALONE_WARNING)
+    arguments: dict[str, Any] = {"storage_writer": writer, "process_group": group}
+    stager = _make_stager()
+    if stager is not None:
+        arguments["async_stager"] = stager
     try:
-        response = dcp.async_save(state, storage_writer=writer, process_group=group)
+        response = dcp.async_save(state, **arguments)
     except Exception as error:
         # The state could not be copied. The others wait for this process by now, and are told by the writer's error.
         writer.failure = error
-        response = dcp.async_save({}, storage_writer=writer, process_group=group)
+        response = dcp.async_save({}, **arguments)
     assert isinstance(response, Future)  # as it is where the copy is made before the call returns
+    if stager is not None:
+        response.add_done_callback(lambda _: stager.close())
     return response
+
+
+def _make_stager() -> Any:
+    """What DCP copies the state with where nobody asks otherwise; None where torch is too old to be given it.
+
+    The writer could do it, and does with such a torch: it copies each DTensor three times.
+    """
+    if "async_stager" not in inspect.signature(dcp.async_save).parameters:
+        return None
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    return DefaultStager(StagingOptions(False, False, False, False))
 
 
 class _CommittingWriter(FileSystemWriter):

@@ -137,12 +137,9 @@ def prepare_save(
     if loader is not None:
         loader.check_agreement()
     nonce = int.from_bytes(gather_bytes(together(lambda: _claim(path)))[0], "little") >> 1
-    program = together(lambda: Program(state, loader))
-    try:
-        saved, random = together(program.state), program.random
-    finally:
-        program.forget()
+    program, saved = together(lambda: _take(state, loader))
     saved |= {name: gradients.state_dict() for name, gradients in program.gradients.items()}
+    random = program.random
     shared = {name: value for name, value in saved.items() if name not in random}
     check_values_agree(shared)
     digests = gather_digests(tensors_of(shared)) if checksums == "digest" else {}
@@ -163,6 +160,15 @@ def prepare_save(
         keep=keep,
         mark_saved=_nothing if loader is None else loader.saved_mark(),
     )
+
+
+def _take(state: Mapping[str, Any], loader: ResumableLoader | None) -> tuple[Program, dict[str, Any]]:
+    """The program and the state of all its parts."""
+    program = Program(state, loader)
+    try:
+        return program, program.state()
+    finally:
+        program.forget()
 
 
 def _nothing() -> None: ...

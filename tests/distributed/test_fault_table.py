@@ -255,7 +255,11 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...], str]] = {
         (),
         "",
     ),
-    "13 bytes appended": (lambda path, _: data_file(path).write_bytes(data_file(path).read_bytes() + b"garbage"), (), "RD823"),
+    "13 bytes appended": (
+        lambda path, _: data_file(path).write_bytes(data_file(path).read_bytes() + b"garbage"),
+        (),
+        "RD823",
+    ),
     "14 a chunk lost": (edited(drop_chunks(1)), NO_MANIFEST, "RD811"),
     "14 all chunks lost": (edited(drop_chunks(None)), NO_MANIFEST, "RD811"),
     "14c a storage entry lost": (edited(drop_entry), NO_MANIFEST, "RD814"),
