@@ -157,6 +157,11 @@ def cut(num_bytes: int | None) -> Damage:
     return damage
 
 
+def appended(path: Path, _: Path) -> None:
+    file = data_file(path)
+    file.write_bytes(file.read_bytes() + b"garbage")
+
+
 def changed(key: str, mark: bytes, skip: int, content: bytes | None = None) -> Damage:
     """A bit of an item is flipped, or bytes of it replaced: some way behind a mark in it."""
 
@@ -241,7 +246,7 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...], str]] = {
     "06 a bit of a weight flipped": (changed(MODEL, b"data/0", 100), (), "RD841"),
     "06b a shard zeroed": (changed(MODEL, b"data/0", 64, bytes(64)), (), "RD841"),
     "06c random bytes in a shard": (changed(MODEL, b"data/0", 64, bytes(range(64))), (), "RD841"),
-    "07 a bit of a pickled number flipped": (changed("scheduler.last_epoch", b"K", 1), (), "RD841"),
+    "07 a bit of a pickled number flipped": (changed("scheduler.last_epoch", b"K\5", 1), (), "RD841"),
     "07b a bit of the cursor flipped": (changed("loader.resumable_data.cursor", b"applied", 2), (), "RD8"),
     "08 a bit of an archive's end record flipped": (changed(MODEL, b"PK\5\6", 12), (), "RD831"),
     "08b a bit of a local header's magic flipped": (changed(MODEL, b"PK\3\4", 2), (), "RD831"),
