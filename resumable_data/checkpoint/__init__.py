@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from resumable_data.checkpoint.async_save import async_save_checkpoint
+    from resumable_data.checkpoint.capture import capture_run
     from resumable_data.checkpoint.files.latest import latest_checkpoint
     from resumable_data.checkpoint.files.report import CheckpointReport
     from resumable_data.checkpoint.files.verify import verify_checkpoint
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.load import Loaded, load_checkpoint
     from resumable_data.checkpoint.random_states import RandomStates
     from resumable_data.checkpoint.retention import PruneReport, prune_checkpoints
+    from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
     from resumable_data.checkpoint.running import AsyncSave
     from resumable_data.checkpoint.save import save_checkpoint
 
@@ -27,10 +29,13 @@ __all__ = [
     "Loaded",
     "PruneReport",
     "RandomStates",
+    "RunManifest",
     "async_save_checkpoint",
+    "capture_run",
     "latest_checkpoint",
     "load_checkpoint",
     "prune_checkpoints",
+    "read_run_manifest",
     "save_checkpoint",
     "verify_checkpoint",
 ]
@@ -43,9 +48,12 @@ _HOMES = {
     "PruneReport": "retention",
     "RandomStates": "random_states",
     "async_save_checkpoint": "async_save",
+    "RunManifest": "run_manifest",
+    "capture_run": "capture",
     "latest_checkpoint": "files.latest",
     "load_checkpoint": "load",
     "prune_checkpoints": "retention",
+    "read_run_manifest": "run_manifest",
     "save_checkpoint": "save",
     "verify_checkpoint": "files.verify",
 }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from resumable_data.checkpoint.prepare import Prepared
+    from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.loader import ResumableLoader
 
 
@@ -36,6 +37,7 @@ def async_save_checkpoint(
     checksums: str = "crc32",
     allowances: tuple[str, ...] = (),
     keep: int | None = None,
+    run: RunManifest | None = None,
 ) -> AsyncSave:
     """Save as `save_checkpoint` does, and return as soon as the state was copied to host memory. Collective.
 
@@ -49,6 +51,7 @@ def async_save_checkpoint(
         loader: As for `save_checkpoint`.
         checksums: As for `save_checkpoint`.
         allowances: As for `save_checkpoint`.
+        run: As for `save_checkpoint`.
         keep: As for `save_checkpoint`.
 
     Returns:
@@ -57,7 +60,9 @@ def async_save_checkpoint(
     Raises:
         ResumableDataError: As for `save_checkpoint`, but for what goes wrong while files are written.
     """
-    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep)
+    prepared = prepare_save(
+        Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep, run=run
+    )
     future = _start(prepared.state, _CommittingWriter(prepared))
     return set_running(AsyncSave(prepared.path, future, prepared.mark_saved))
 

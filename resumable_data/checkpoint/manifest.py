@@ -109,6 +109,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         phase: Rows of the update at the cursor that the training loop was given; 0 at an update's border.
         has_gradients: Whether the state has those of the phase. Where not, they are discarded at a load: a run goes on
             at the update's start.
+        run_xxh3: xxh3_64 of the bytes of the run manifest beside it; None where there is none.
         rng: What becomes of random states on other ranks: the declared policy; empty where none are saved.
         allowances: What was allowed by name at the load that the run came from.
     """
@@ -129,6 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     update: Count | None = None
     phase: Count = 0
     has_gradients: bool = False
+    run_xxh3: Hex64 | None = None
     rng: str = ""
     allowances: tuple[str, ...] = ()
 
@@ -171,13 +173,22 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
             f"the manifest of {shown(path)} takes {len(data):,} bytes, and {MAX_MANIFEST_BYTES:,} are allowed. The "
             "checkpoint has no commit mark. Save fewer keys or fewer chunks."
         )
-    unfinished = path / f".{MANIFEST_NAME}-{os.urandom(8).hex()}.tmp"
+    write_whole(path, MANIFEST_NAME, data)
+
+
+def write_whole(path: Path, name: str, data: bytes) -> None:
+    """Write a file into a directory, whole or not at all, and durably; names that were there before are durable first.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    unfinished = path / f".{name}-{os.urandom(8).hex()}.tmp"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         write_all(descriptor, data)
         os.fsync(descriptor)
         sync_directory(path)  # names of data files must not be lost where the mark survives
-        os.rename(unfinished, path / MANIFEST_NAME)
+        os.rename(unfinished, path / name)
     except BaseException:
         os.unlink(unfinished)
         raise

@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from resumable_data import __version__
 from resumable_data.checkpoint.agreed_values import check_values_agree
+from resumable_data.checkpoint.capture import capture_run
 from resumable_data.checkpoint.collective import gather_bytes, rank_and_size, together
 from resumable_data.checkpoint.files.describe import describe_directory
 from resumable_data.checkpoint.live_digest import gather_digests
-from resumable_data.checkpoint.manifest import Manifest, TensorKey, Topology, write_manifest
+from resumable_data.checkpoint.manifest import Manifest, TensorKey, Topology, write_manifest, write_whole
 from resumable_data.checkpoint.program import Program
 from resumable_data.checkpoint.retention import check_keep, prune_after
+from resumable_data.checkpoint.run_manifest import RUN_MANIFEST_NAME
 from resumable_data.checkpoint.running import settle_running
 from resumable_data.errors import CheckpointError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.sampler.state import seal_state
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.cursor import Cursor
     from resumable_data.loader import ResumableLoader
 
@@ -47,6 +51,7 @@ class Prepared:
         cursor: The loader's.
         phase: Rows of the update at the cursor that the training loop was given.
         has_gradients: Whether the state has those of the phase.
+        run: What the program is made of.
         topology: The processes.
         random: What becomes of random states on other ranks; empty where there are none.
         allowances: What the load before was told to allow.
@@ -61,6 +66,7 @@ class Prepared:
     cursor: Cursor | None
     phase: int
     has_gradients: bool
+    run: RunManifest
     topology: Topology
     random: str
     allowances: tuple[str, ...]
@@ -80,6 +86,8 @@ class Prepared:
 
     def _manifest(self) -> Manifest:
         """Of what lies in the directory, as it is found there, and of what was in memory."""
+        run = self.run.to_json()
+        write_whole(self.path, RUN_MANIFEST_NAME, run)
         described, digests, cursor = describe_directory(self.path), self.digests, self.cursor
         keys = {
             key: msgspec.structs.replace(what, digest=digests[key])
@@ -103,6 +111,7 @@ class Prepared:
             update=None if cursor is None else cursor.updates,
             phase=self.phase,
             has_gradients=self.has_gradients,
+            run_xxh3=f"{xxhash.xxh3_64_intdigest(run):016x}",
             rng=self.random,
             allowances=self.allowances,
         )
@@ -116,6 +125,7 @@ def prepare_save(
     checksums: str,
     allowances: tuple[str, ...],
     keep: int | None,
+    run: RunManifest | None = None,
 ) -> Prepared:
     """Wait for the save before, agree on cursor and values, claim the directory, and take the state. Collective.
 
@@ -137,6 +147,7 @@ def prepare_save(
     if loader is not None:
         loader.check_agreement()
     nonce = int.from_bytes(gather_bytes(together(lambda: _claim(path)))[0], "little") >> 1
+    run = run or together(lambda: capture_run(state, loader))
     program, saved = together(lambda: _take(state, loader))
     saved |= {name: gradients.state_dict() for name, gradients in program.gradients.items()}
     random = program.random
@@ -154,6 +165,7 @@ def prepare_save(
         cursor=None if loader is None else loader.cursor,
         phase=0 if loader is None else loader.phase,
         has_gradients=bool(program.gradients),
+        run=run,
         topology=Topology(world_size=size, dp_size=size if loader is None else loader.topology.num_replicas),
         random="".join(part.policy for part in random.values()),
         allowances=allowances,

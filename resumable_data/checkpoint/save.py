@@ -14,6 +14,7 @@ from resumable_data.checkpoint.prepare import prepare_save
 
 if TYPE_CHECKING:
     from resumable_data.checkpoint.prepare import Prepared
+    from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.loader import ResumableLoader
 
 
@@ -25,6 +26,7 @@ def save_checkpoint(
     checksums: str = "crc32",
     allowances: tuple[str, ...] = (),
     keep: int | None = None,
+    run: RunManifest | None = None,
 ) -> None:
     """Save a training program in one directory that is checked before anyone trusts it. Collective.
 
@@ -43,6 +45,7 @@ def save_checkpoint(
         keep: How many checkpoints stay in the directory around this one, at least 1: when it is complete, the first
             process deletes those before the last ``keep - 1`` of lower numbers, as `prune_checkpoints` does. Trouble
             with that is logged. All stay where None.
+        run: What the program is made of, as `capture_run` tells; captured where None.
 
     Raises:
         DisagreementError: Processes hold different cursors, or different values under one name. Nothing was saved.
@@ -51,7 +54,9 @@ def save_checkpoint(
         UsageError: The state cannot be saved so that it can be read back.
         FencedError: Another launch of the run goes on with it.
     """
-    prepared = prepare_save(Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep)
+    prepared = prepare_save(
+        Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep, run=run
+    )
     together(lambda: _write(prepared))
     together(lambda: prepared.commit() if rank_and_size()[0] == 0 else None)
     prepared.mark_saved()

@@ -14,7 +14,7 @@ from resumable_data.checkpoint.program import OptimizerPart, StatefulPart
 if TYPE_CHECKING:
     from resumable_data.checkpoint.program import Program
 
-_MOVING = frozenset(
+MOVING = frozenset(
     {
         *("params", "last_epoch", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "_step_count"),
         *("_last_lr", "_get_lr_called_within_step", "_is_initial"),
@@ -55,7 +55,7 @@ def compare_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[D
 def _settings(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            if key not in _MOVING:
+            if key not in MOVING:
                 yield from _settings(item, f"{where}.{key}")
     elif isinstance(value, (list, tuple)):
         for at, item in enumerate(value):

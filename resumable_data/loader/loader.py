@@ -233,6 +233,11 @@ class ResumableLoader:
         return self._settings.topology
 
     @property
+    def layout(self) -> RankLayout:
+        """How rows fall on ranks, and how many a rank holds at once."""
+        return self._settings.layout
+
+    @property
     def gradient_reduction(self) -> str:
         """What is done to gradients across ranks, ``"mean"`` or ``"sum"``."""
         return self._placement.gradient_reduction

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from resumable_data.checkpoint.files.opening import read_small
 from resumable_data.checkpoint.manifest import MANIFEST_NAME, BytesKey, Manifest, TensorKey
-from resumable_data.errors import StateError
+from resumable_data.checkpoint.run_manifest import MAX_RUN_MANIFEST_BYTES, RUN_MANIFEST_NAME
+from resumable_data.errors import CheckpointError, StateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from resumable_data.checkpoint.files.archives import ItemContent
     from resumable_data.checkpoint.files.findings import Findings
@@ -104,3 +107,17 @@ def check_cursor(manifest: Manifest, cursors: Mapping[str, Cursor], findings: Fi
             expected=f"update {expected.updates}, position {expected.position}, as in the manifest",
             found=f"update {found.updates}, position {found.position}, or other fields that differ",
         )
+
+
+def check_run(path: Path, manifest: Manifest, findings: Findings) -> None:
+    """The run manifest beside it is the one that was written with it."""
+    if manifest.run_xxh3 is None:
+        return
+    try:
+        data = read_small(path / RUN_MANIFEST_NAME, MAX_RUN_MANIFEST_BYTES)
+    except CheckpointError as error:
+        findings.add("RD857", file=RUN_MANIFEST_NAME, expected="a run manifest", found=str(error))
+        return
+    found = "none" if data is None else f"xxh3 {xxhash.xxh3_64_intdigest(data):016x}"
+    if found != f"xxh3 {manifest.run_xxh3}":
+        findings.add("RD857", file=RUN_MANIFEST_NAME, expected=f"xxh3 {manifest.run_xxh3}", found=found)

@@ -97,6 +97,7 @@ KINDS = {
     "RD854": Kind(VIOLATION, "keys, shapes or dtypes are not those of the manifest", _MIXED),
     "RD855": Kind(VIOLATION, "data files are not those of the manifest", _MIXED),
     "RD856": Kind(VIOLATION, "an item is of another save than the manifest", _MIXED),
+    "RD857": Kind(VIOLATION, "the run manifest is not the one that was saved", _MIXED),
     "RD861": Kind(VIOLATION, "the cursor is damaged", _EARLIER),
     "RD862": Kind(VIOLATION, "the cursor is not that of the manifest", _MIXED),
     "RD871": Kind(
