@@ -62,8 +62,6 @@ def check_digests(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Te
 def check_casts(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Make sure that tensors of another type than was saved are what a cast makes of the saved ones. Collective.
 
-    Each process reads some of them whole from the files, a chunk at a time.
-
     Args:
         path: The checkpoint.
         tensors: Those of the program, by flat key.
@@ -73,13 +71,7 @@ def check_casts(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """
     if not tensors:
         return
-    rank, size = rank_and_size()
-    mine = sorted(tensors)[rank::size]
-    digests = together(lambda: _cast_digests(path, {key: tensors[key] for key in mine}))
-    expected: dict[str, str] = {}
-    for part in gather_bytes(msgspec.json.encode(digests)):
-        expected |= msgspec.json.decode(part, type=dict[str, str])
-    found = gather_digests(tensors)
+    expected, found = digests_in_files(path, tensors), gather_digests(tensors)
     wrong = [key for key in sorted(tensors) if found[key] != expected[key]]
     if wrong:
         raise CheckpointError(
@@ -87,6 +79,24 @@ def check_casts(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             f"{len(tensors)} that are not: {_some(wrong)}. The program holds something else than what was saved: do "
             "not go on from it. Check the files with level='payload'."
         )
+
+
+def digests_in_files(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """What the digests of a program's tensors should be, by what the files hold, cast to their types. Collective.
+
+    Each process reads some of them whole, a chunk at a time.
+
+    Args:
+        path: The checkpoint.
+        tensors: Those of the program, by keys that the checkpoint has as well.
+    """
+    rank, size = rank_and_size()
+    mine = sorted(tensors)[rank::size]
+    digests = together(lambda: _cast_digests(path, {key: tensors[key] for key in mine}))
+    expected: dict[str, str] = {}
+    for part in gather_bytes(msgspec.json.encode(digests)):
+        expected |= msgspec.json.decode(part, type=dict[str, str])
+    return expected
 
 
 def _cast_digests(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -69,6 +69,11 @@ class OptimizerPart:
         self.model, self.optimizer = model, optimizer
         self._is_new = not optimizer.state
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never stepped."""
+        return self._is_new
+
     def state(self) -> dict[str, Any]:
         """Its state and parameter groups, by names of parameters."""
         with _without_gradients(self.model):
