@@ -11,6 +11,7 @@ from resumable_data.cursor.recipe import Recipe, RecipeChange
 from resumable_data.cursor.takeover import SamplerRun, TakeOver, take_over_consumed
 from resumable_data.errors import CorruptStateError, UsageError
 from resumable_data.order import Sequential, TorchShuffle, check_order
+from resumable_data.plan.batch_plan import require_count
 from resumable_data.plan.packed_place import PackedPlace
 from resumable_data.plan.schedule import Place, Schedule
 
@@ -164,6 +165,47 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             batches=self.batches + done.batches,
             packed=packed or self.packed,
         )
+
+    def crossed(
+        self,
+        since: Cursor,
+        *,
+        every_samples: int | None = None,
+        every_tokens: int | None = None,
+        every_updates: int | None = None,
+    ) -> bool:
+        """Whether a multiple of so many samples, tokens or updates lies behind this cursor and not behind `since`.
+
+        For logging, evaluation and schedules: what they count by it goes on where it was when ranks, or the global
+        batch, change, which a count of local steps does not.
+
+        Args:
+            since: An earlier cursor of the run, say of before the last commit.
+            every_samples: Committed samples between two times; give exactly one of the three.
+            every_tokens: Committed `tokens`.
+            every_updates: Committed updates, applied or skipped.
+
+        Raises:
+            UsageError: Not exactly one of the three is given, or it is not at least 1; or `since` is later.
+
+        Example:
+            >>> start = Cursor.begin(Recipe(order=Sequential(100).describe(), global_batch=8))
+            >>> later = msgspec.structs.replace(start, samples=16, applied=2, offset=16)
+            >>> later.crossed(start, every_samples=10), later.crossed(start, every_samples=20)
+            (True, False)
+        """
+        given = {"samples": every_samples, "tokens": every_tokens, "updates": every_updates}
+        chosen = {name: every for name, every in given.items() if every is not None}
+        if len(chosen) != 1:
+            raise UsageError(f"give exactly one of every_samples, every_tokens and every_updates; got {len(chosen)}")
+        ((name, every),) = chosen.items()
+        require_count(f"every_{name}", every)
+        before, now = getattr(since, name), getattr(self, name)
+        if before > now:
+            raise UsageError(
+                f"since must be an earlier cursor of the run; it is at {before} {name} and this one at {now}"
+            )
+        return bool(now // every > before // every)
 
     def with_coverage(self, span: CoverageSpan) -> Cursor:
         """The cursor with the digest of one more span of its committed positions."""
