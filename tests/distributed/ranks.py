@@ -36,10 +36,12 @@ PRELOADED = [
     "torch.utils.data",
     "torch._dynamo",  # else every rank imports it, seconds, at its first backward
     "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint._fsspec_filesystem",  # which a save looks at
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
+    "resumable_data.checkpoint",
     "resumable_data.loader",
 ]
 
