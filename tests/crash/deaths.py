@@ -86,11 +86,15 @@ class Watch:
 
     def touch(self, verb: str, path: Path, write_half: Callable[[], object] | None = None) -> None:
         """Something is done with a file or directory of this checkpoint, or of an older one."""
-        self._last = thing = ("" if path == self._path or path.parent == self._path else "old ") + kind_of(path)
+        thing = "root" if path == self._path.parent else kind_of(path)
+        if thing != "root" and self._path not in (path, path.parent):
+            thing = f"old {thing}"
+        self._last = thing
         self.reach(f"{verb} {thing}", write_half)
 
     def is_ours(self, path: Path) -> bool:
-        return self._path.parent in path.parents
+        """Whether it is the directory of checkpoints, or in it."""
+        return self._path.parent in (path, *path.parents)
 
 
 def kill(pids: tuple[int, ...]) -> None:

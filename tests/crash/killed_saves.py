@@ -84,12 +84,10 @@ def save_for_a_while(root: Path, way: Way, rank: int, share: float) -> None:
     way.save(warm, program)
     duration = time.monotonic() - begin
     victims = _victims(way)
+    program = Program(NEW)
     if dist.get_rank() == rank:
-        program = Program(NEW)
         signals = f"kill -9 {' '.join(map(str, victims))}"
         subprocess.Popen(["sh", "-c", f"sleep {share * duration:.4f}; {signals}"])
-    else:
-        program = Program(NEW)
     way.save(root, program)
     (root.parent / f"returned-{dist.get_rank()}").touch()
     if dist.get_rank() == rank:
@@ -202,11 +200,11 @@ def check(trials: Sequence[Trial], num_ranks: int) -> None:
 
 
 def check_goes_on(trial: Trial) -> None:
-    """The newest verifies; what was left of the save is in nobody's way, and no half-deleted one stays."""
+    """What has a manifest is sound; what was left of the save is in nobody's way, and no half-deleted one stays."""
     root = trial.root
     latest = latest_checkpoint(root)
-    if latest is not None:
-        report = verify_checkpoint(latest, "payload")
+    for manifest in root.glob(f"*/{MANIFEST_NAME}"):
+        report = verify_checkpoint(manifest.parent, "payload")
         assert (report.verdict, report.has_manifest) == ("sound", True), (trial, report.to_text())
     left = root / str(NEW)
     is_torn = left.exists() and any(left.iterdir()) and not (left / MANIFEST_NAME).exists()

@@ -14,6 +14,8 @@ from tests.crash.killed_saves import Trial, Way, check, choose, die_at, die_at_r
 STAGES = {
     "talk after nothing",
     "mkdir directory",
+    "fsync root",
+    "talk after root",
     "talk after directory",
     "open data",
     "write data",
@@ -54,13 +56,40 @@ FEW = [
 ]
 
 
-def test_killed_at_a_few_stages(tmp_path: Path) -> None:
+FEW_WAY = Way(num_ranks=2, is_async=False, has_older=True, kills_all=False)
+
+
+@pytest.fixture(scope="module")
+def order(tmp_path_factory: pytest.TempPathFactory) -> list[Point]:
+    """What the first process does in a save."""
+    return watch_save(tmp_path_factory.mktemp("watched"), FEW_WAY)[0]
+
+
+def test_killed_at_a_few_stages(tmp_path: Path, order: list[Point]) -> None:
     """The first process is killed before, inside and after the writing of data, metadata and the manifest."""
-    way = Way(num_ranks=2, is_async=False, has_older=True, kills_all=False)
-    order, _ = watch_save(tmp_path, way)
-    before = make_root(tmp_path / "before", way)
+    before = make_root(tmp_path / "before", FEW_WAY)
     points = [Point(0, name, count, inside) for name, count, inside in FEW]
-    check([die_at(tmp_path / str(at), before, way, one, order) for at, one in enumerate(points)], 2)
+    check([die_at(tmp_path / str(at), before, FEW_WAY, one, order) for at, one in enumerate(points)], 2)
+
+
+def test_what_must_be_on_the_disk_before_what(order: list[Point]) -> None:
+    """Contents and names of files, then the mark, then deletions: also where the power fails."""
+    steps = [
+        ("mkdir directory", 0),
+        ("fsync root", 0),
+        ("fsync data", 0),
+        ("fsync metadata", 0),
+        ("rename metadata", 0),
+        ("fsync manifest", 0),
+        ("fsync directory", 0),
+        ("rename manifest", 0),
+        ("fsync directory", 1),
+        ("rename old manifest", 0),
+        ("fsync old directory", 0),
+        ("unlink old metadata", 0),
+    ]
+    names = [(point.name, point.count) for point in order]
+    assert [step for step in names if step in steps] == steps
 
 
 WAYS = [

@@ -136,7 +136,8 @@ class _Rank:
                 return Outcome(self.message[0], "", 0)
         error = self.message[1] if self.message else ""
         if not error and self.process.is_alive():
-            os.kill(self.process.pid or 0, signal.SIGUSR1)
+            with contextlib.suppress(ProcessLookupError):  # it may end by now
+                os.kill(self.process.pid or 0, signal.SIGUSR1)
             self.process.join(0.5)
         self.kill()
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
