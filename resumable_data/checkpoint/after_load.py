@@ -176,7 +176,12 @@ def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def check_counters(
-    state: Mapping[str, Any], optimizers: Iterable[str], schedulers: Iterable[str], cursor: Cursor | None
+    state: Mapping[str, Any],
+    optimizers: Iterable[str],
+    schedulers: Iterable[str],
+    cursor: Cursor | None,
+    *,
+    absent: Collection[str] = (),
 ) -> str:
     """Whether what counts the program's steps agrees: optimizers, schedulers and the cursor. Collective.
 
@@ -185,11 +190,12 @@ def check_counters(
         optimizers: Names of optimizers.
         schedulers: Names of what may be a learning rate's schedule.
         cursor: The loader's; None without one.
+        absent: Flat keys that were not loaded, which count nothing.
 
     Returns:
         What does not agree; empty where nothing does not.
     """
-    own = {name: sorted(_steps(state[name])) for name in optimizers}
+    own = {name: sorted(_steps(name, state[name], absent)) for name in optimizers}
     gathered = gather_bytes(msgspec.json.encode(own))
     everyones = [msgspec.json.decode(part, type=dict[str, list[float]]) for part in gathered]
     faults = []
@@ -206,10 +212,10 @@ def check_counters(
     return "; ".join(faults)
 
 
-def _steps(state: Any) -> set[float]:
+def _steps(name: str, state: Any, absent: Collection[str]) -> set[float]:
     """The values of ``step`` in an optimizer's state."""
-    flat, paths = flatten_state_dict({"": state})
-    steps = (value for key, value in flat.items() if paths[key][-1] == "step")
+    flat, paths = flatten_state_dict({name: state})
+    steps = (value for key, value in flat.items() if paths[key][-1] == "step" and key not in absent)
     return {float(step.to_local() if isinstance(step, DTensor) else step) for step in steps}
 
 

@@ -13,8 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from resumable_data.checkpoint.collective import gather_bytes, rank_and_size
 from resumable_data.errors import DisagreementError
+from resumable_data.loader.agreement import shown_processes
 
 _COMPARED_BYTES = 1 << 20
+_SHOWN = 4
+_SHOWN_LENGTH = 80
 
 
 def check_values_agree(state: dict[str, Any]) -> None:
@@ -26,7 +29,7 @@ def check_values_agree(state: dict[str, Any]) -> None:
         state: What is about to be saved, without what each process has a key of its own for.
 
     Raises:
-        DisagreementError: Processes hold different values; names the keys.
+        DisagreementError: Processes hold different values; names the keys, the values and the processes.
     """
     if rank_and_size()[1] == 1:
         return
@@ -37,15 +40,23 @@ def check_values_agree(state: dict[str, Any]) -> None:
     hashes = gather_bytes(xxhash.xxh3_64_digest(encoded))
     if len(set(hashes)) == 1:
         return
-    everyone = [json.loads(part) for part in gather_bytes(encoded)]
+    raise _values_differ([json.loads(part) for part in gather_bytes(encoded)])
+
+
+def _values_differ(everyone: list[dict[str, str]]) -> DisagreementError:
     keys = sorted({key for one in everyone for key in one})
     differ = [key for key in keys if len({one.get(key) for one in everyone}) > 1]
-    shown_keys = ", ".join(
-        f"{key} ({' / '.join(sorted({str(one.get(key, 'absent')) for one in everyone}))})" for key in differ[:4]
-    )
-    more = " ..." if len(differ) > 4 else ""
-    raise DisagreementError(
-        f"processes hold different values under {len(differ)} names: {shown_keys}{more}. "
+    lines = []
+    for key in differ[:_SHOWN]:
+        by_value: dict[str, list[int]] = {}
+        for process, one in enumerate(everyone):
+            by_value.setdefault(one.get(key, "absent"), []).append(process)
+        lines += [
+            f"  {key} = {value:.{_SHOWN_LENGTH}}  on {shown_processes(where)}" for value, where in by_value.items()
+        ]
+    more = f"\n  and {len(differ) - _SHOWN} more names" if len(differ) > _SHOWN else ""
+    return DisagreementError(
+        f"processes hold different values under {len(differ)} names:\n" + "\n".join(lines) + f"{more}\n"
         "A checkpoint keeps one process's value of each, and not always the same process's. Nothing was saved; make "
         "the values equal on all processes, or save them under a name of each process."
     )
@@ -56,7 +67,8 @@ def _summary(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         if isinstance(value, (int, float, str, bool, type(None))):
             return repr(value)
-        return xxhash.xxh3_64_hexdigest(repr(value).encode())
+        text = repr(value)
+        return text if len(text) <= _SHOWN_LENGTH else xxhash.xxh3_64_hexdigest(text.encode())
     kind = f"{value.dtype} {tuple(value.shape)}"
     if value.numel() * value.element_size() > _COMPARED_BYTES:
         return kind

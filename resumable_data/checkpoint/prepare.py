@@ -28,6 +28,7 @@ from resumable_data.checkpoint.run_manifest import RUN_MANIFEST_NAME
 from resumable_data.checkpoint.running import settle_running
 from resumable_data.errors import CheckpointError, UsageError
 from resumable_data.ledger.frames import shown
+from resumable_data.ledger.writer import sync_directory
 from resumable_data.sampler.state import seal_state
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _claim(path: Path) -> bytes:
 def _require_empty(path: Path) -> None:
     """Refuse a directory that another save may have written to: files of both would be taken for one."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        _make_directory(path)
         names = sorted(os.listdir(path))
     except OSError as error:
         raise CheckpointError(f"cannot save to {shown(path)}: {error.strerror}. Nothing was saved.") from error
@@ -209,6 +210,14 @@ def _require_empty(path: Path) -> None:
             "another one leaves files of both if it is interrupted, and nothing tells them apart. Nothing was saved; "
             "name a directory of its own for each save, or remove what an interrupted save left there."
         )
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, durably: older checkpoints are deleted once there is one in it."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        sync_directory(one.parent)
 
 
 def tensors_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:

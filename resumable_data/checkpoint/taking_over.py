@@ -24,7 +24,7 @@ from resumable_data.checkpoint.gradients import GRADIENTS_KEY, PHASE_KEY
 from resumable_data.checkpoint.prepare import LOADER_NAME, tensors_of
 from resumable_data.checkpoint.program import OptimizerPart, StatefulPart, skeleton
 from resumable_data.checkpoint.random_restore import RandomRestore
-from resumable_data.checkpoint.reading import filled, read, without
+from resumable_data.checkpoint.reading import read, with_text_keys
 from resumable_data.checkpoint.settings import compare_settings, settings_of
 from resumable_data.cursor import STATE_KEY
 from resumable_data.errors import CheckpointError, SealError
@@ -63,9 +63,9 @@ class TakingOver:
         self._allowed, self._of_loader = allowed & ALLOWANCES, allowed - ALLOWANCES
         self._metadata = together(lambda: parse_metadata((path / METADATA_NAME).read_bytes()))
         self._random = RandomRestore(path, program.random, self._metadata)
-        self._like: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._skeleton: Any = None
+        self._absent: set[str] = set()
         self.differences: list[Difference] = []
         self.overridden: list[Difference] = []
         self.needed = set(self._of_loader)
@@ -86,19 +86,31 @@ class TakingOver:
         like |= {name: part.template(_gradients_in(saved, name)) for name, part in program.gradients.items()}
         if loader is not None:
             like[LOADER_NAME] = loader.state_dict()
-        self._like, self._skeleton = like, skeleton(like)
+        self._skeleton = skeleton(like)
         flat = flatten_state_dict(like)[0]
         self.differences = compare_keys(saved, describe_program(flat))
         self.needed |= {one.kind for one in self.differences}
         together(lambda: refuse(self._path, self.differences, self._allowed))
+        self._absent = {one.key for one in self.differences if one.kind == "only_in_program"}
+        if loader is not None:
+            like[LOADER_NAME] = self._of_checkpoint(like[LOADER_NAME])
         self._check_loader_takes()
         self._random.prepare()
         check_tied(self._path, flat, saved)
-        self._state = without(like, {one.key for one in self.differences if one.kind == "only_in_program"})
+        self._state = with_text_keys(like)
+
+    def _of_checkpoint(self, of_loader: dict[str, Any]) -> dict[str, Any]:
+        """What of a loader's state is in the checkpoint: its own cursor must not be taken for a loaded one."""
+        is_there = {key: f"{LOADER_NAME}.{key}" not in self._absent for key in of_loader}
+        return {key: value for key, value in of_loader.items() if is_there[STATE_KEY] and is_there[key]}
 
     def _check_loader_takes(self) -> None:
         loader, cursor = self._loader, None if self._manifest is None else self._manifest.decode_cursor()
-        if loader is not None and cursor is not None:
+        if loader is None:
+            return
+        if f"{LOADER_NAME}.{STATE_KEY}" in self._absent:
+            together(lambda: loader.check_state({}, self._of_loader))
+        elif cursor is not None:
             together(lambda: loader.check_state(cursor, self._of_loader))
 
     def read(self) -> None:
@@ -109,7 +121,7 @@ class TakingOver:
             SealError: They are of two saves, or of processes that did not agree.
         """
         before = settings_of(self._program, self._state)
-        read(self._path, self._state)
+        read(self._path, self._state, self._absent)
         self.overridden = compare_settings(settings_of(self._program, self._state), before)
         if self._loader is not None:
             together(self._check_seal)
@@ -118,6 +130,8 @@ class TakingOver:
     def _check_seal(self) -> None:
         """The seal is of one save, and of the one that the manifest is of."""
         of_loader = self._state[LOADER_NAME]
+        if SEAL_KEY not in of_loader:
+            return
         found = check_seal(of_loader[SEAL_KEY], of_loader[STATE_KEY].numpy().tobytes())
         nonce = None if self._manifest is None else int(self._manifest.nonce, 16)
         if nonce is not None and found not in (0, nonce):
@@ -131,7 +145,7 @@ class TakingOver:
         optimizers = [name for name, part in parts.items() if isinstance(part, OptimizerPart)]
         schedulers = [name for name, part in parts.items() if isinstance(part, StatefulPart)]
         cursor = None if self._loader is None else read_state(self._state[LOADER_NAME], fresh_start=True)
-        faults = check_counters(self._state, optimizers, schedulers, cursor)
+        faults = check_counters(self._state, optimizers, schedulers, cursor, absent=self._absent)
         if not faults:
             return
         self.needed.add(STEP_COUNTERS)
@@ -151,7 +165,7 @@ class TakingOver:
             CheckpointError: The program holds something else than what was saved.
             DisagreementError: Processes that hold the same part of a tensor hold different values.
         """
-        program, state = self._program, filled(self._state, self._like)
+        program, state = self._program, self._state
         values = program.restore({name: state[name] for name in program.parts if name in state}, self._skeleton)
         gradients = {name: state[name] for name in program.gradients}
         now = tensors_of(together(program.state) | gradients)
@@ -166,7 +180,9 @@ class TakingOver:
 
     def _restore_gradients(self, gradients: dict[str, Any]) -> None:
         for name, part in self._program.gradients.items():
-            if PHASE_KEY in gradients[name]:  # where it was allowed to be absent, the run goes on at the update's start
+            if (
+                f"{name}.{PHASE_KEY}" not in self._absent
+            ):  # where it was allowed to be absent, the run goes on at the update's start
                 part.load_state_dict(gradients[name])
         if self._loader is not None and self._manifest is not None and not self._loader.phase:
             self.discarded = self._manifest.phase

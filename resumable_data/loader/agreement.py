@@ -161,7 +161,7 @@ def _disagreement(what: str, values: Sequence[object]) -> DisagreementError:
     by_value: dict[object, list[int]] = {}
     for process, value in enumerate(values):
         by_value.setdefault(value, []).append(process)
-    table = "\n".join(f"  {value!s}  on {_processes(where)}" for value, where in by_value.items())
+    table = "\n".join(f"  {value!s}  on {shown_processes(where)}" for value, where in by_value.items())
     return DisagreementError(
         f"processes disagree on {what}:\n{table}\nThey would read overlapping or missing samples. Nothing was saved; "
         "give all processes the same settings and load the same checkpoint on all of them."
@@ -176,7 +176,7 @@ def _cursors_differ(cursors: Sequence[Cursor]) -> DisagreementError:
         for process, flat in enumerate(fields):
             by_value.setdefault(repr(flat.get(name)), []).append(process)
         if len(by_value) > 1:
-            lines += [f"  {name} = {value}  on {_processes(where)}" for value, where in by_value.items()]
+            lines += [f"  {name} = {value}  on {shown_processes(where)}" for value, where in by_value.items()]
     return DisagreementError(
         "processes hold different cursors:\n" + "\n".join(lines) + "\nThey would repeat or skip samples after a "
         "restart. Nothing was saved; load the same checkpoint on all processes, and commit on all of them."
@@ -189,6 +189,7 @@ def _flatten(cursor: Cursor) -> dict[str, object]:
     return flat
 
 
-def _processes(numbers: Sequence[int]) -> str:
+def shown_processes(numbers: Sequence[int]) -> str:
+    """Some processes, as a text for errors."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
     return f"process {shown}" + (f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else "")

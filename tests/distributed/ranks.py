@@ -36,10 +36,12 @@ PRELOADED = [
     "torch.utils.data",
     "torch._dynamo",  # else every rank imports it, seconds, at its first backward
     "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint._fsspec_filesystem",  # which a save looks at
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
+    "resumable_data.checkpoint",
     "resumable_data.loader",
 ]
 
@@ -134,7 +136,8 @@ class _Rank:
                 return Outcome(self.message[0], "", 0)
         error = self.message[1] if self.message else ""
         if not error and self.process.is_alive():
-            os.kill(self.process.pid or 0, signal.SIGUSR1)
+            with contextlib.suppress(ProcessLookupError):  # it may end by now
+                os.kill(self.process.pid or 0, signal.SIGUSR1)
             self.process.join(0.5)
         self.kill()
         log = self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -60,6 +60,38 @@ def _own_part(value: torch.Tensor) -> Any:
     return (value.to_local() if isinstance(value, DTensor) else value).tolist()
 
 
+class Program:
+    """A sharded model whose gradients are the number of the update: any number of processes computes the same bits."""
+
+    def __init__(self, num_updates: int = 0) -> None:
+        torch.manual_seed(7)
+        self.model = nn.Linear(4, 3)
+        if dist.is_initialized():
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loader = ResumableLoader(range(60), global_batch=6, microbatch=6)
+        self.note = [0]
+        self.state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "note": self.note}
+        self.train(num_updates)
+
+    def train(self, num_updates: int) -> None:
+        for _, update in zip(range(num_updates), self.loader.updates(), strict=False):
+            self.note[0] += 1
+            for parameter in self.model.parameters():
+                parameter.grad = torch.full_like(parameter, self.note[0])
+            self.optimizer.step()
+            update.commit()
+
+    def values(self) -> list[Any]:
+        """All that a checkpoint holds of it: whole weights, momenta, and what the cursor counts."""
+        momenta = [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        return [*map(_whole, [*self.model.parameters(), *momenta]), self.loader.cursor.updates]
+
+
+def _whole(value: torch.Tensor) -> Any:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).tolist()
+
+
 @contextmanager
 def before_writing(act: Callable[[], object]) -> Iterator[None]:
     """Do something right before each file of a checkpoint is written, in the thread that does."""

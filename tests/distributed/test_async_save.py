@@ -190,7 +190,10 @@ def test_what_is_refused_is_refused_by_the_call(tmp_path: Path) -> None:
     """A directory that holds something, and values that differ, are errors before anything is copied."""
     for directory, values in run_ranks(refuse, 2, tmp_path):
         assert "expected a new or empty directory" in directory
-        assert "processes hold different values under 1 names: rank (0 / 1)" in values
+        assert (
+            "processes hold different values under 1 names:\n  rank = 0  on process 0\n  rank = 1  on process 1"
+            in values
+        )
     assert not list((tmp_path / "2").iterdir())
 
 

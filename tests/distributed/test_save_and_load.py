@@ -202,6 +202,7 @@ def test_the_manifest_is_of_the_files(saved: tuple[Path, float]) -> None:
 
 PROGRAMS: list[tuple[str, list[str], tuple[str, ...]]] = [
     ("deeper", ["model.3.weight: nothing in the checkpoint", "only_in_program"], ()),
+    ("deeper", [], ("only_in_program", "step_counters")),
     ("wider", ["model.2.weight: float32 [3, 12] in the checkpoint, float32 [4, 12]", "shape"], ()),
     ("bfloat16", ["float32 [12, 5] in the checkpoint, bfloat16 [12, 5]", "dtype"], ()),
     ("frozen", ["only_in_checkpoint", "exp_avg"], ()),
@@ -301,8 +302,8 @@ def save_into(path: str, change: str = "") -> str:
 
 
 REFUSED = [
-    ("value", "DisagreementError: processes hold different values under 1 names: note.text ('x' / 'y')"),
-    ("tensor", "under 1 names: rng"),
+    ("value", "under 1 names:\n  note.text = 'y'  on process 0\n  note.text = 'x'  on process 1"),
+    ("tensor", "DisagreementError: processes hold different values under 1 names:\n  rng = torch.int64 (4,)"),
     ("large tensor", "table"),
     ("object", "state 'bad': expected tensors, numbers, texts"),
     ("keys", "state 'note': expected keys that differ as text"),
@@ -346,6 +347,25 @@ def test_a_single_process_needs_no_group(tmp_path: Path) -> None:
     assert torch.equal(copy.weight, model.weight)
     assert torch.equal(loaded.values["values"]["tensor"], torch.arange(4))
     assert (loaded.values["values"]["n"], other.cursor.updates) == (7, 2)
+
+
+def test_what_only_the_program_has_stays_as_it_was(tmp_path: Path) -> None:
+    """Parts that are not in the checkpoint, and values within dicts and lists of any kind of key."""
+    saved, own, new = nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(2, 2)
+    program, before = nn.Sequential(own, new), new.weight.clone()
+    save_checkpoint(tmp_path / "a", {"0": saved, "values": {"n": 1, 4: torch.ones(2), 5: {"x": [2, 3]}}})
+    optimizer = torch.optim.AdamW(program.parameters(), lr=0.5)
+    scheduler = MultiStepLR(optimizer, [1, 3])
+    values = {"n": 7, 4: torch.zeros(2), 5: {"x": [0, 0], 6: 8}, "more": [{"y": 9, 7: torch.ones(1)}, 10]}
+    state = {"0": own, "whole": program, "optimizer": optimizer, "scheduler": scheduler, "values": values}
+    loaded = load_checkpoint(tmp_path / "a", state, allow={"only_in_program"})
+    assert torch.equal(own.weight, saved.weight)
+    assert torch.equal(new.weight, before)
+    assert (optimizer.param_groups[0]["lr"], len(optimizer.state), scheduler.last_epoch) == (0.5, 0, 0)
+    found = loaded.values["values"]
+    assert torch.equal(found[4], torch.ones(2))
+    assert (found["n"], found[5]) == (1, {"x": [2, 3], 6: 8})
+    assert found["more"] == [{"y": 9, 7: torch.ones(1)}, 10]
 
 
 class Shouting:
