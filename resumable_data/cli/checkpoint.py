@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from resumable_data.checkpoint.files.diff import diff_checkpoints
 from resumable_data.checkpoint.files.latest import find_latest
 from resumable_data.checkpoint.files.report import LEVELS
 from resumable_data.checkpoint.files.show import summarize_checkpoint
+from resumable_data.checkpoint.files.sums import hash_checkpoint
 from resumable_data.checkpoint.files.verify import verify_checkpoint
 from resumable_data.checkpoint.retention import prune_checkpoints
 from resumable_data.ledger.frames import shown
@@ -39,6 +42,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     verify = actions.add_parser("verify", help="whether it is whole and unchanged")
     verify.add_argument("path", type=Path, metavar="PATH", help="its directory, or a file of torch.save")
+    verify.add_argument(
+        "--sha256",
+        type=Path,
+        metavar="FILE",
+        help="also compare all files with this list of SHA-256, as sha256sum and show --sha256 make them",
+    )
     latest = actions.add_parser("latest", help="the newest in a directory that verifies, and why newer ones do not")
     latest.add_argument(
         "root", type=Path, metavar="ROOT", help="a directory of checkpoints with numbers in their names"
@@ -59,6 +68,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         )
     show = actions.add_parser("show", help="its keys, sizes, cursor and manifest")
     show.add_argument("path", type=Path, metavar="DIR", help="its directory")
+    show.add_argument(
+        "--sha256", action="store_true", help="print the SHA-256 of every file instead, as sha256sum -c reads them"
+    )
     diff = actions.add_parser("diff", help="whether two hold the same, on whatever ranks they were saved")
     diff.add_argument("a", type=Path, metavar="A", help="the directory of a checkpoint")
     diff.add_argument("b", type=Path, metavar="B", help="another's")
@@ -72,15 +84,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    report = verify_checkpoint(args.path, args.level)
+    report = verify_checkpoint(args.path, args.level, sha256=args.sha256)
     print(report.to_json().decode() if args.json else report.to_text())
     return report.exit_code
 
 
 def _show(args: argparse.Namespace) -> int:
+    if args.sha256:
+        return _show_sums(args)
     summary = summarize_checkpoint(args.path)
     print(summary.to_json().decode() if args.json else summary.to_text())
     return 0
+
+
+def _show_sums(args: argparse.Namespace) -> int:
+    # The list may be redirected into the directory that it is of.
+    sums = hash_checkpoint(args.path, without=_standard_output())
+    sys.stdout.buffer.write(sums.to_json() + b"\n" if args.json else sums.to_list())
+    return 0
+
+
+def _standard_output() -> list[os.stat_result]:
+    try:
+        return [os.fstat(sys.stdout.fileno())]
+    except (OSError, ValueError):
+        return []
 
 
 def _latest(args: argparse.Namespace) -> int:

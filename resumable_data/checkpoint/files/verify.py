@@ -20,6 +20,7 @@ from resumable_data.checkpoint.files.pickles import ForbiddenGlobalError, Pickle
 from resumable_data.checkpoint.files.report import LEVELS, CheckpointReport
 from resumable_data.checkpoint.files.single import verify_file
 from resumable_data.checkpoint.files.structure import check_files, check_metadata
+from resumable_data.checkpoint.files.sums import check_sums
 from resumable_data.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from resumable_data.errors import CheckpointError, UsageError
 from resumable_data.ledger.frames import shown
@@ -55,20 +56,24 @@ class Scan(NamedTuple):
     checker: ArchiveChecker | None
 
 
-def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> CheckpointReport:
+def verify_checkpoint(
+    path: str | os.PathLike[str], level: str = "payload", *, sha256: str | os.PathLike[str] | None = None
+) -> CheckpointReport:
     """Check the files of a checkpoint, without torch, a GPU, or running anything that is pickled in them.
 
     Args:
         path: A directory that `torch.distributed.checkpoint` wrote, or a file of `torch.save`.
         level: ``"structure"``: ``.metadata`` and the sizes of files. ``"directory"``: also the directory of each
             archive, which takes a few reads each. ``"payload"``: also the checksums of all contents.
+        sha256: A list of the SHA-256 of the directory's files, as ``sha256sum`` and `checkpoint show --sha256` make
+            them, that these are compared with, whatever the level.
 
     Returns:
         The report. Damage of any kind is a finding in it.
 
     Raises:
-        UsageError: There is no such level.
-        CheckpointError: `path` is neither a directory nor a file that can be read.
+        UsageError: There is no such level, or a list is given with a path that is no directory.
+        CheckpointError: `path` is neither a directory nor a file that can be read, or the list is malformed.
 
     Example:
         >>> import tempfile
@@ -80,9 +85,10 @@ def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> C
     if level not in LEVELS:
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, found {level!r}. Nothing was checked.")
     path = Path(path)
+    findings = Findings()
+    sha256_files = None if sha256 is None else check_sums(path, sha256, findings)
     if not path.is_dir():
         return verify_file(path, level)
-    findings = Findings()
     scan = scan_directory(path, level, findings)
     checker, metadata = scan.checker, scan.metadata
     return CheckpointReport(
@@ -99,6 +105,7 @@ def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> C
         checked_bytes=checker.num_checked_bytes if checker else 0,
         crc_library=checker.crc_library if checker and level == "payload" else "",
         has_manifest=scan.manifest is not None,
+        sha256_files=sha256_files,
         cursors={shown(key): cursor for key, cursor in scan.cursors.items()},
         findings=findings.sorted(),
         omitted=dict(findings.omitted),
