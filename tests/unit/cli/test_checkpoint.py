@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from resumable_data.cli import main
-from tests.checkpoints import DATA_FILE, add_manifest, flip, odd_state, save
+from tests.checkpoints import DATA_FILE, add_manifest, flip, odd_state, save, trained_loader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,10 +145,26 @@ def test_audit_of_checkpoints(root: Path, tmp_path: Path, capsys: pytest.Capture
     """Checkpoints prove their own coverage, several at once; one without a cursor is an error."""
     code, report = run_json(capsys, "audit", "--checkpoint", root / "step-3")
     assert (code, report["verdict"], report["samples"]) == (0, "proven", 30)
-    code, several = run_json(capsys, "audit", "--checkpoint", root / "step-3", "--checkpoint", root / "step-4")
-    assert (code, several["verdict"]) == (0, "proven")
-    assert [one["samples"] for one in several["reports"]] == [30, 40]
-    code, text = run(capsys, "audit", "--checkpoint", save(tmp_path / "plain", {"weight": torch.ones(2)}))
+    plain = save(tmp_path / "plain", {"weight": torch.ones(2)})
+    code, text = run(capsys, "audit", "--checkpoint", plain)
     assert code == 3
     assert "no such tensor" in text
     assert run(capsys, "audit", "--checkpoint", root / "step-3", "--cursor", "file")[0] == 2
+
+
+def test_audit_of_several_checkpoints(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several checkpoints are held to one run: whose steps agree is proven, two runs are a violation."""
+    paths = [root / "step-4", root / "step-3"]
+    several = [argument for path in paths for argument in ("--checkpoint", path)]
+    code, text = run(capsys, "audit", *several)
+    assert (code, text.splitlines()[0]) == (1, "VIOLATED: the checkpoints are not of one history")
+    assert "RD408 violation: checkpoints of several runs" in text
+
+    loader = trained_loader(4)
+    again = save(tmp_path / "again", {"loader": loader.state_dict(), "other": loader.state_dict()})
+    code, report = run_json(capsys, "audit", "--checkpoint", root / "step-4", "--checkpoint", again)
+    assert (code, report["verdict"]) == (1, "unproven")
+    first, second = report["reports"]
+    assert (first["subject"], first["verdict"], first["samples"]) == ("checkpoints", "proven", 40)
+    assert [one["proven"] for one in first["checkpoints"]] == [[[0, 40]], [[0, 40]]]
+    assert [one["code"] for one in second["findings"]] == ["RD411"]
