@@ -21,7 +21,7 @@ from resumable_data.ledger.frames import shown
 if TYPE_CHECKING:
     import argparse
 
-    from resumable_data.checkpoint.files.diff import CheckpointDiff
+    from resumable_data.checkpoint.files.diff import CheckpointDiff, KeyDifference
     from resumable_data.checkpoint.manifest import Topology
     from resumable_data.checkpoint.retention import PruneReport
 
@@ -150,8 +150,8 @@ def _diff_lines(found: CheckpointDiff, a: str, b: str) -> list[str]:
     lines = [f"the same: {found.same} keys" if found.is_same else f"{found.same} keys are the same"]
     for name, keys in ((f"only in {a}", found.only_in_a), (f"only in {b}", found.only_in_b)):
         lines += [f"  {name}: {key}" for key in keys[:_SHOWN]]
-    for one in (*found.cursors, *found.differ)[:_SHOWN]:
-        lines += [f"  {one.key}", f"    {a}: {shown(one.a)}", f"    {b}: {shown(one.b)}"]
+    for one in (*found.manifests, *found.cursors, *found.differ)[:_SHOWN]:
+        lines += _difference_lines(one, a, b)
     lines += [f"  contents not compared: {key}" for key in found.not_compared[:_SHOWN]]
     left = sum(
         max(0, len(keys) - _SHOWN) for keys in (found.only_in_a, found.only_in_b, found.differ, found.not_compared)
@@ -160,7 +160,13 @@ def _diff_lines(found: CheckpointDiff, a: str, b: str) -> list[str]:
         lines.append(f"  and {left} more; --json gives all")
     if found.topology_a != found.topology_b and found.topology_a and found.topology_b:
         lines.append(f"  saved on {_ranks(found.topology_a)} and on {_ranks(found.topology_b)}")
+    for one in found.origins:
+        lines += _difference_lines(one, a, b)
     return lines
+
+
+def _difference_lines(one: KeyDifference, a: str, b: str) -> list[str]:
+    return [f"  {one.key}", f"    {a}: {shown(one.a)}", f"    {b}: {shown(one.b)}"]
 
 
 def _ranks(topology: Topology) -> str:
