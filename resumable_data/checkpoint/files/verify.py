@@ -14,9 +14,15 @@ from resumable_data.checkpoint.files.contents import is_cursor_key, read_cursors
 from resumable_data.checkpoint.files.digests import check_digests
 from resumable_data.checkpoint.files.dtypes import ITEM_BYTES
 from resumable_data.checkpoint.files.findings import Findings, judge_checkpoint
-from resumable_data.checkpoint.files.metadata import MAX_METADATA_BYTES, METADATA_NAME, Metadata, parse_metadata
+from resumable_data.checkpoint.files.metadata import (
+    MAX_METADATA_BYTES,
+    METADATA_NAME,
+    Metadata,
+    parse_metadata,
+    without_collections,
+)
 from resumable_data.checkpoint.files.opening import list_names, read_small
-from resumable_data.checkpoint.files.pickles import ForbiddenGlobalError, PickleFormatError
+from resumable_data.checkpoint.files.pickled import ForbiddenGlobalError, PickleFormatError
 from resumable_data.checkpoint.files.report import LEVELS, CheckpointReport
 from resumable_data.checkpoint.files.single import verify_file
 from resumable_data.checkpoint.files.structure import check_files, check_metadata
@@ -89,6 +95,13 @@ def verify_checkpoint(
     sha256_files = None if sha256 is None else check_sums(path, sha256, findings)
     if not path.is_dir():
         return verify_file(path, level)
+    if level != LEVELS[0]:
+        return _verify_directory(path, level, findings, sha256_files)
+    with without_collections():  # what there is to walk is gone again when this is over
+        return _verify_directory(path, level, findings, sha256_files)
+
+
+def _verify_directory(path: Path, level: str, findings: Findings, sha256_files: int | None) -> CheckpointReport:
     scan = scan_directory(path, level, findings)
     checker, metadata = scan.checker, scan.metadata
     return CheckpointReport(
@@ -138,13 +151,14 @@ def read_checkpoint_cursors(path: str | os.PathLike[str]) -> dict[str, Cursor]:
 def scan_directory(path: Path, level: str, findings: Findings) -> Scan:
     """Look at a DCP directory as far as `level` says, and note what is wrong."""
     manifest = _read_manifest(path, findings)
-    data, metadata = _read_metadata(path, findings)
-    if metadata is None:
-        return Scan(None, data, manifest, {}, (), {}, None)
-    check_metadata(metadata, findings)
-    files = check_files(path, metadata, findings)
-    if manifest is not None:
-        _check_structure(path, manifest, data, metadata, findings)
+    with without_collections():  # there is little garbage, and much to walk
+        data, metadata = _read_metadata(path, findings)
+        if metadata is None:
+            return Scan(None, data, manifest, {}, (), {}, None)
+        check_metadata(metadata, findings)
+        files = check_files(path, metadata, findings)
+        if manifest is not None:
+            _check_structure(path, manifest, data, metadata, findings)
     if level == LEVELS[0]:
         return Scan(metadata, data, manifest, files, (), _cursors_alone(path, files, metadata), None)
     checker = ArchiveChecker(findings, with_payload=level == LEVELS[2])
