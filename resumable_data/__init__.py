@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
+    from resumable_data.audit import AuditReport, audit_checkpoints, audit_cursor, audit_ledger
     from resumable_data.checkpoint import (
         AsyncSave,
         CheckpointReport,
@@ -72,6 +72,7 @@ __all__ = [
     "Update",
     "__version__",
     "async_save_checkpoint",
+    "audit_checkpoints",
     "audit_cursor",
     "audit_ids",
     "audit_ledger",
@@ -115,6 +116,7 @@ _HOMES = {
     "TrackedLoader": "tracking",
     "Update": "loader",
     "async_save_checkpoint": "checkpoint",
+    "audit_checkpoints": "audit",
     "audit_cursor": "audit",
     "audit_ids": "logs",
     "audit_ledger": "audit",

@@ -15,7 +15,9 @@ from resumable_data.ledger.frames import shown
 from resumable_data.order import order_from_description
 
 if TYPE_CHECKING:
-    from resumable_data.audit.packed import Packed
+    from collections.abc import Sequence
+
+    from resumable_data.audit.packed import Packed, PackedRows
     from resumable_data.cursor import Cursor
     from resumable_data.order import Order
 
@@ -38,15 +40,7 @@ def audit_cursor(
         UsageError: The run read packed rows and `packed` is not what it read; or it did not.
         CorruptStateError: Its numbers are not those of any run.
     """
-    cursor.check()
-    rows = find_rows(cursor.recipe, packed) if is_reachable(cursor) else None
-    if not (is_reachable(cursor) and is_near(rows, cursor)):
-        raise CorruptStateError(
-            f"expected the cursor of a run, found numbers that no run reaches: {shown(cursor)}. Nothing was audited; "
-            "the cursor was not written by this package, or was edited."
-        )
-    if rows is not None:
-        rows.limit = cursor.position
+    rows = rows_of_cursor(cursor, packed)
     stretches, findings = count_cursor(cursor, rows)
     if not findings:
         try:
@@ -56,11 +50,42 @@ def audit_cursor(
             findings.append(finding("RD108", "recipe", expected="an order of this package", found=shown(error)))
         findings += [_gap(*gap) for gap in uncovered(cursor, stretches)]
     findings += [*check_take_over(cursor, "cursor", is_accepted=since_take_over), *check_rows(rows)]
+    return report_cursor(cursor, "cursor", shown(path), findings)
+
+
+def rows_of_cursor(cursor: Cursor, packed: Packed | None) -> PackedRows | None:
+    """The rows of the run of a cursor, of which none beyond it is planned; None where it read samples.
+
+    Raises:
+        UsageError: The run read packed rows and `packed` is not what it read; or it did not.
+        CorruptStateError: Its numbers are not those of any run.
+    """
+    cursor.check()
+    if not is_reachable(cursor):
+        raise unreachable(cursor)
+    rows = find_rows(cursor.recipe, packed)
+    if not is_near(rows, cursor):
+        raise unreachable(cursor)
+    if rows is not None:
+        rows.limit = cursor.position
+    return rows
+
+
+def unreachable(cursor: Cursor) -> CorruptStateError:
+    """The error for a cursor whose numbers no run reaches."""
+    return CorruptStateError(
+        f"expected the cursor of a run, found numbers that no run reaches: {shown(cursor)}. Nothing was audited; "
+        "the cursor was not written by this package, or was edited."
+    )
+
+
+def report_cursor(cursor: Cursor, subject: str, path: str, findings: Sequence[Finding]) -> AuditReport:
+    """What an audit says of a run up to a cursor."""
     verdict = judge(findings)
     count = Bounds(0, 0 if verdict == PROVEN else None)
     return AuditReport(
-        subject="cursor",
-        path=shown(path),
+        subject=subject,
+        path=path,
         verdict=verdict,
         run_id=shown(cursor.run_id),
         updates=cursor.updates,

@@ -132,6 +132,27 @@ KINDS = {
         "a restart went on from an older checkpoint than the newest complete one",
         "None needed where it was meant, say after a loss that diverged; what came after that checkpoint is discarded.",
     ),
+    "RD408": Kind(
+        VIOLATION,
+        "checkpoints of several runs",
+        "Give the checkpoints of one run; audit others apart.",
+    ),
+    "RD409": Kind(
+        VIOLATION,
+        "checkpoints of one run that do not lie in one history",
+        "Two jobs went on with the run apart from each other, or a cursor was edited: give checkpoints of one of them.",
+    ),
+    "RD410": Kind(
+        NOTE,
+        "an older attempt's checkpoint is further on than a newer attempt's: the run went on from before it",
+        "None needed: both delivered the samples of the order. Where the older attempt was given up, leave its "
+        "checkpoint out.",
+    ),
+    "RD411": Kind(
+        MISSING_EVIDENCE,
+        "a checkpoint has no cursor where the others have one",
+        "Save the loader's state under one key; give only checkpoints that have it.",
+    ),
     "RD501": Kind(
         VIOLATION, "more was discarded than allowed", "Save checkpoints more often, or raise --max-discarded."
     ),

@@ -88,11 +88,30 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     taken_over: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class CheckpointProof(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cursor of one of several checkpoints proves.
+
+    Attributes:
+        path: The checkpoint.
+        attempt: The attempt that committed last before it was saved; 0 where no ledger counts attempts.
+        updates: Updates committed.
+        position: Place of the next sample.
+        proven: Ranges of positions ``[start, stop)`` whose digest in it is that of the order.
+    """
+
+    path: str
+    attempt: int
+    updates: int
+    position: int
+    proven: tuple[tuple[int, int], ...]
+
+
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit says. `to_json` and `to_text` show it.
 
     Attributes:
-        subject: ``"ledger"`` or ``"cursor"``.
+        subject: ``"ledger"``, ``"cursor"``, or ``"checkpoints"``: several of one run. What is said is then of the one
+            with the most updates, whose digests cover what came before it.
         path: What was audited.
         verdict: ``"proven"``: each committed sample was delivered exactly once, within the bounds asked for, but for
             those that the run declared unreadable.
@@ -119,6 +138,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
             `msgspec.UNSET`, and not in the JSON, of others.
         piece_rows: Committed packed rows whose tokens were held against the documents by the pieces that the ledger
             holds; `msgspec.UNSET`, and not in the JSON, where there are none.
+        checkpoints: Of several checkpoints, what each of them proves, by their updates; `msgspec.UNSET`, and not in the
+            JSON, of others.
         findings: What was found, violations first.
     """
 
@@ -144,6 +165,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[AttemptReport, ...] = ()
     packed: PackedPlace | msgspec.UnsetType = msgspec.UNSET
     piece_rows: int | msgspec.UnsetType = msgspec.UNSET
+    checkpoints: tuple[CheckpointProof, ...] | msgspec.UnsetType = msgspec.UNSET
     findings: tuple[Finding, ...] = ()
     schema_version: int = SCHEMA_VERSION
 

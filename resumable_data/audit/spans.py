@@ -50,20 +50,31 @@ def check_spans(order: Order, stretches: Sequence[Stretch], spans: Sequence[tupl
         stretches: The history's, oldest first, from the beginning of the run to the last cursor at least.
         spans: Where each comes from, and the span, with 0 <= start <= stop.
     """
-    findings = []
-    edges = sorted({edge for _, span in spans for edge in (span.start, span.stop)})
-    needed = [any(span.start <= low and high <= span.stop for _, span in spans) for low, high in _pairs(edges)]
+    return [
+        finding(
+            "RD403",
+            f"{where}, positions [{span.start}, {span.stop})",
+            expected=shown_lanes(lanes),
+            found=shown_lanes(span.lanes),
+        )
+        for (where, span), lanes in zip(spans, expected_of(order, stretches, [span for _, span in spans]), strict=True)
+        if lanes != span.lanes
+    ]
+
+
+def expected_of(order: Order, stretches: Sequence[Stretch], spans: Sequence[CoverageSpan]) -> list[Lanes]:
+    """The digest that each span should have; each position is computed once. Arguments as of `check_spans`."""
+    edges = sorted({edge for span in spans for edge in (span.start, span.stop)})
+    needed = [any(span.start <= low and high <= span.stop for span in spans) for low, high in _pairs(edges)]
     parts = {
         low: expected_lanes(order, stretches, low, high)
         for (low, high), is_needed in zip(_pairs(edges), needed, strict=True)
         if is_needed
     }
-    for where, span in spans:
-        lanes = reduce(add_lanes, (part for low, part in parts.items() if span.start <= low < span.stop), NO_ROWS)
-        if lanes != span.lanes:
-            where = f"{where}, positions [{span.start}, {span.stop})"
-            findings.append(finding("RD403", where, expected=_shown(lanes), found=_shown(span.lanes)))
-    return findings
+    return [
+        reduce(add_lanes, (part for low, part in parts.items() if span.start <= low < span.stop), NO_ROWS)
+        for span in spans
+    ]
 
 
 def uncovered(cursor: Cursor, stretches: Sequence[Stretch]) -> list[tuple[int, int]]:
@@ -97,5 +108,6 @@ def _pairs(edges: list[int]) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges)) if edges else []
 
 
-def _shown(lanes: Lanes) -> str:
+def shown_lanes(lanes: Lanes) -> str:
+    """A digest for people."""
     return f"{lanes[0]:016x} {lanes[1]:016x}"

@@ -8,7 +8,7 @@ from resumable_data.audit.picture import draw_coverage
 from resumable_data.findings import SEVERITIES
 
 if TYPE_CHECKING:
-    from resumable_data.audit.report import AttemptReport, AuditReport
+    from resumable_data.audit.report import AttemptReport, AuditReport, CheckpointProof
     from resumable_data.findings import Finding
 
 _EXPLAINED = {
@@ -29,6 +29,8 @@ _COLUMNS = (
     "in flight",
 )
 
+_PROOF_COLUMNS = ("checkpoint", "attempt", "updates", "position", "proves positions")
+
 
 def format_report(report: AuditReport) -> str:
     """The verdict, the counts, a table of attempts, and the findings with their remedies."""
@@ -41,8 +43,14 @@ def format_report(report: AuditReport) -> str:
         explained += ", since the run was taken over"
     if report.verdict == "proven" and report.unreadable.low:
         explained += f", but for {report.unreadable} that could not be read, as declared"
+    if {"RD408", "RD409"} & {one.code for one in report.findings}:
+        explained = "the checkpoints are not of one history"
     lines = [f"{report.verdict.upper()}: {explained}", ""]
-    lines += [f"  {name:<10} {value}" for name, value in _counts(report)]
+    counts = _counts(report)
+    width = max(10, *(len(name) for name, _ in counts))
+    lines += [f"  {name:<{width}} {value}" for name, value in counts]
+    if report.checkpoints:
+        lines += ["", *_align([_PROOF_COLUMNS, *map(_proof_row, report.checkpoints)], left=1)]
     if report.attempts:
         lines += ["", *_table(report.attempts)]
     picture = draw_coverage(report)
@@ -63,6 +71,9 @@ def _counts(report: AuditReport) -> list[tuple[str, str]]:
         ("replayed", str(report.replayed)),
         ("omitted", str(report.omitted)),
     ]
+    if report.checkpoints:
+        last = report.checkpoints[-1]
+        counts.append(("proven", f"positions {_ranges(last.proven)} of [0, {last.position}), by {last.path}"))
     if report.unreadable.low:
         counts.append(("unreadable", f"{report.unreadable}, replaced by rows of weight 0"))
     if report.subject == "ledger":
@@ -101,9 +112,34 @@ def _declared_by(report: AuditReport, tail: str) -> str:
 
 
 def _table(attempts: tuple[AttemptReport, ...]) -> list[str]:
-    rows = [_COLUMNS, *(_row(attempt) for attempt in attempts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return _align([_COLUMNS, *(_row(attempt) for attempt in attempts)])
+
+
+def _align(rows: list[tuple[str, ...]], *, left: int = 0) -> list[str]:
+    """Rows as lines, of which the first `left` columns are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _proof_row(proof: CheckpointProof) -> tuple[str, ...]:
+    return (
+        proof.path,
+        str(proof.attempt or "-"),
+        str(proof.updates),
+        str(proof.position),
+        _ranges(proof.proven),
+    )
+
+
+def _ranges(ranges: tuple[tuple[int, int], ...]) -> str:
+    return " ".join(f"[{start}, {stop})" for start, stop in ranges) or "nothing"
 
 
 def _row(attempt: AttemptReport) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from resumable_data.audit import audit_cursor, audit_ledger
+from resumable_data.audit import audit_checkpoints, audit_cursor, audit_ledger
 from resumable_data.audit.report import PROVEN, SCHEMA_VERSION, UNPROVEN, VIOLATED
 from resumable_data.checkpoint.files.verify import read_checkpoint_cursors
 from resumable_data.cli.cursor_file import read_cursor
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         action="append",
         metavar="DIR",
-        help="a checkpoint whose cursors are audited, instead of a ledger; may be given several times",
+        help="a checkpoint whose cursors are audited, instead of a ledger; given several times, checkpoints of one run",
     )
     parser.add_argument(
         "--since-take-over",
@@ -76,12 +76,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _audit_checkpoints(args: argparse.Namespace) -> list[AuditReport]:
-    """A report for each cursor in each checkpoint."""
-    reports = []
+    """A report for each key that a cursor has; of several checkpoints they must be of one run."""
+    by_key: dict[str, dict[str, Cursor]] = {}
     for path in args.checkpoint:
-        for key, cursor in sorted(read_checkpoint_cursors(path).items()):
-            reports.append(_audit_cursor(args, cursor, f"{path}: {key}"))
-    return reports
+        for key, cursor in read_checkpoint_cursors(path).items():
+            by_key.setdefault(key, {})[str(path)] = cursor
+    if len(args.checkpoint) == 1:
+        return [
+            _audit_cursor(args, cursor, f"{path}: {key}")
+            for key, cursors in sorted(by_key.items())
+            for path, cursor in cursors.items()
+        ]
+    return [_audit_one_run(args, cursors) for _, cursors in sorted(by_key.items())]
+
+
+def _audit_one_run(args: argparse.Namespace, cursors: dict[str, Cursor]) -> AuditReport:
+    newest = max(cursors.values(), key=lambda cursor: cursor.updates)
+    return audit_checkpoints(
+        list(cursors.items()),
+        lacking=[str(path) for path in args.checkpoint if str(path) not in cursors],
+        since_take_over=args.since_take_over,
+        packed=open_packed(args, newest.recipe),
+    )
 
 
 def _audit_cursor(args: argparse.Namespace, cursor: Cursor, path: str) -> AuditReport:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from resumable_data.checkpoint.files.diff import diff_checkpoints
 from resumable_data.checkpoint.files.latest import find_latest
 from resumable_data.checkpoint.files.report import LEVELS
 from resumable_data.checkpoint.files.show import summarize_checkpoint
+from resumable_data.checkpoint.files.sums import hash_checkpoint
 from resumable_data.checkpoint.files.verify import verify_checkpoint
 from resumable_data.checkpoint.retention import prune_checkpoints
 from resumable_data.ledger.frames import shown
@@ -18,7 +21,7 @@ from resumable_data.ledger.frames import shown
 if TYPE_CHECKING:
     import argparse
 
-    from resumable_data.checkpoint.files.diff import CheckpointDiff
+    from resumable_data.checkpoint.files.diff import CheckpointDiff, KeyDifference
     from resumable_data.checkpoint.manifest import Topology
     from resumable_data.checkpoint.retention import PruneReport
 
@@ -39,6 +42,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     verify = actions.add_parser("verify", help="whether it is whole and unchanged")
     verify.add_argument("path", type=Path, metavar="PATH", help="its directory, or a file of torch.save")
+    verify.add_argument(
+        "--sha256",
+        type=Path,
+        metavar="FILE",
+        help="also compare all files with this list of SHA-256, as sha256sum and show --sha256 make them",
+    )
     latest = actions.add_parser("latest", help="the newest in a directory that verifies, and why newer ones do not")
     latest.add_argument(
         "root", type=Path, metavar="ROOT", help="a directory of checkpoints with numbers in their names"
@@ -59,6 +68,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         )
     show = actions.add_parser("show", help="its keys, sizes, cursor and manifest")
     show.add_argument("path", type=Path, metavar="DIR", help="its directory")
+    show.add_argument(
+        "--sha256", action="store_true", help="print the SHA-256 of every file instead, as sha256sum -c reads them"
+    )
     diff = actions.add_parser("diff", help="whether two hold the same, on whatever ranks they were saved")
     diff.add_argument("a", type=Path, metavar="A", help="the directory of a checkpoint")
     diff.add_argument("b", type=Path, metavar="B", help="another's")
@@ -72,15 +84,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    report = verify_checkpoint(args.path, args.level)
+    report = verify_checkpoint(args.path, args.level, sha256=args.sha256)
     print(report.to_json().decode() if args.json else report.to_text())
     return report.exit_code
 
 
 def _show(args: argparse.Namespace) -> int:
+    if args.sha256:
+        return _show_sums(args)
     summary = summarize_checkpoint(args.path)
     print(summary.to_json().decode() if args.json else summary.to_text())
     return 0
+
+
+def _show_sums(args: argparse.Namespace) -> int:
+    # The list may be redirected into the directory that it is of.
+    sums = hash_checkpoint(args.path, without=_standard_output())
+    sys.stdout.buffer.write(sums.to_json() + b"\n" if args.json else sums.to_list())
+    return 0
+
+
+def _standard_output() -> list[os.stat_result]:
+    try:
+        return [os.fstat(sys.stdout.fileno())]
+    except (OSError, ValueError):
+        return []
 
 
 def _latest(args: argparse.Namespace) -> int:
@@ -122,8 +150,8 @@ def _diff_lines(found: CheckpointDiff, a: str, b: str) -> list[str]:
     lines = [f"the same: {found.same} keys" if found.is_same else f"{found.same} keys are the same"]
     for name, keys in ((f"only in {a}", found.only_in_a), (f"only in {b}", found.only_in_b)):
         lines += [f"  {name}: {key}" for key in keys[:_SHOWN]]
-    for one in (*found.cursors, *found.differ)[:_SHOWN]:
-        lines += [f"  {one.key}", f"    {a}: {shown(one.a)}", f"    {b}: {shown(one.b)}"]
+    for one in (*found.manifests, *found.cursors, *found.differ)[:_SHOWN]:
+        lines += _difference_lines(one, a, b)
     lines += [f"  contents not compared: {key}" for key in found.not_compared[:_SHOWN]]
     left = sum(
         max(0, len(keys) - _SHOWN) for keys in (found.only_in_a, found.only_in_b, found.differ, found.not_compared)
@@ -132,7 +160,13 @@ def _diff_lines(found: CheckpointDiff, a: str, b: str) -> list[str]:
         lines.append(f"  and {left} more; --json gives all")
     if found.topology_a != found.topology_b and found.topology_a and found.topology_b:
         lines.append(f"  saved on {_ranks(found.topology_a)} and on {_ranks(found.topology_b)}")
+    for one in found.origins:
+        lines += _difference_lines(one, a, b)
     return lines
+
+
+def _difference_lines(one: KeyDifference, a: str, b: str) -> list[str]:
+    return [f"  {one.key}", f"    {a}: {shown(one.a)}", f"    {b}: {shown(one.b)}"]
 
 
 def _ranks(topology: Topology) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from resumable_data.checkpoint.files.dtypes import ITEM_BYTES
 from resumable_data.checkpoint.files.opening import open_file
 from resumable_data.checkpoint.files.payload import fast_crc32, record_crc32
-from resumable_data.checkpoint.files.pickles import Global, PickleFormatError, parse_pickle
+from resumable_data.checkpoint.files.pickled import Global, PickleFormatError
+from resumable_data.checkpoint.files.pickles import parse_pickle
 from resumable_data.checkpoint.files.tensors import TensorLayout, is_plain_global, tensor_layout
 from resumable_data.checkpoint.files.zips import Archive, ArchiveError, Record, Window, read_archive
 from resumable_data.errors import CheckpointError

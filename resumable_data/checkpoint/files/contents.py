@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resumable_data.checkpoint.files.opening import open_file
-from resumable_data.checkpoint.files.pickles import PickleFormatError
+from resumable_data.checkpoint.files.pickled import PickleFormatError
 from resumable_data.cursor import STATE_KEY, STATE_NUM_BYTES, Cursor, decode_cursor
 from resumable_data.errors import CheckpointError, StateError
 

@@ -38,23 +38,26 @@ def check_cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Cover:
     """How boxes cover a tensor of this shape. Boxes without elements only have to be inside."""
     if len(chunks) == 1 and chunks[0].sizes == shape and not any(chunks[0].offsets):
         return Cover(outside=None if len(chunks[0].offsets) == len(shape) else chunks[0])
+    rank = len(shape)
     for chunk in chunks:
-        if not len(chunk.offsets) == len(chunk.sizes) == len(shape) or any(
-            offset + size > whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape, strict=True)
-        ):
+        if not len(chunk.offsets) == len(chunk.sizes) == rank:
             return Cover(outside=chunk)
-    boxes = [chunk for chunk in chunks if 0 not in chunk.sizes]
+    # offsets, sizes: (num_chunks, rank) int64
+    offsets = np.array([chunk.offsets for chunk in chunks], np.int64).reshape(len(chunks), rank)
+    sizes = np.array([chunk.sizes for chunk in chunks], np.int64).reshape(offsets.shape)
+    is_outside = (sizes > np.array(shape, np.int64) - offsets).any(axis=1)
+    if is_outside.any():
+        return Cover(outside=chunks[int(np.argmax(is_outside))])
     if 0 in shape:
         return Cover()
     if not shape:
-        return Cover(hole=() if not boxes else None, overlap=() if len(boxes) > 1 else None)
-    return _check_grid(shape, boxes)
+        return Cover(hole=None if chunks else (), overlap=() if len(chunks) > 1 else None)
+    has_elements = (sizes > 0).all(axis=1)
+    return _check_grid(shape, offsets[has_elements], offsets[has_elements] + sizes[has_elements])
 
 
-def _check_grid(shape: tuple[int, ...], boxes: Sequence[Chunk]) -> Cover:
+def _check_grid(shape: tuple[int, ...], offsets: Array, stops: Array) -> Cover:
     """Count the boxes over each cell of the grid that all their borders make."""
-    offsets = np.array([box.offsets for box in boxes], np.int64).reshape(len(boxes), len(shape))
-    stops = offsets + np.array([box.sizes for box in boxes], np.int64).reshape(offsets.shape)
     borders = [
         np.unique(np.concatenate([[0], offsets[:, axis], stops[:, axis], [size]])) for axis, size in enumerate(shape)
     ]

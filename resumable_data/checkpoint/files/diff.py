@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     from resumable_data.checkpoint.files.archives import ItemContent
     from resumable_data.checkpoint.files.tensors import TensorLayout
-    from resumable_data.checkpoint.manifest import BytesKey
+    from resumable_data.checkpoint.manifest import BytesKey, Manifest
     from resumable_data.cursor import Cursor
 
 SCHEMA_VERSION = 1
+_WHERE_IT_GOES_ON = ("phase", "has_gradients")
+_ORIGIN = ("rng", "allowances")
 
 
 class KeyDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,9 @@ class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
         not_compared: Keys of the same kind, dtype and shape whose contents could not be compared: cut in two
             ways across rows, stored in another order, or without checksums.
         cursors: What differs between the cursors.
+        manifests: Fields of the manifests, where both have one, that differ and say where a run goes on: ``phase`` and
+            ``has_gradients``.
+        origins: Those that differ and say only how the checkpoint came about: ``rng`` and ``allowances``.
         topology_a: The ranks that saved the first; None without a manifest.
         topology_b: Those that saved the second.
     """
@@ -57,14 +62,17 @@ class CheckpointDiff(msgspec.Struct, frozen=True, kw_only=True):
     same: int
     not_compared: tuple[str, ...]
     cursors: tuple[KeyDifference, ...]
+    manifests: tuple[KeyDifference, ...]
+    origins: tuple[KeyDifference, ...]
     topology_a: Topology | None
     topology_b: Topology | None
     schema_version: int = SCHEMA_VERSION
 
     @property
     def is_same(self) -> bool:
-        """Whether all keys and the cursors are known to be the same. Who saved them does not matter."""
-        return not (self.only_in_a or self.only_in_b or self.differ or self.not_compared or self.cursors)
+        """Whether all keys, the cursors and the phases are known to be the same. Who saved them does not matter."""
+        differences = (self.only_in_a, self.only_in_b, self.differ, self.not_compared, self.cursors, self.manifests)
+        return not any(differences)
 
 
 def diff_checkpoints(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> CheckpointDiff:
@@ -100,6 +108,8 @@ def diff_checkpoints(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Ch
         same=same,
         not_compared=tuple(not_compared),
         cursors=_diff_cursors(first.cursors, second.cursors),
+        manifests=_diff_manifests(first.manifest, second.manifest, _WHERE_IT_GOES_ON),
+        origins=_diff_manifests(first.manifest, second.manifest, _ORIGIN),
         topology_a=first.topology,
         topology_b=second.topology,
     )
@@ -127,11 +137,16 @@ class _Side:
         self.digests = {}
         if scan.manifest is not None and scan.manifest.checksums == "digest":
             self.digests = {key: one.digest for key, one in scan.manifest.keys.items() if isinstance(one, TensorKey)}
-        self.topology = scan.manifest.topology if scan.manifest is not None else None
+        self.manifest = scan.manifest
         self.cursors = dict(scan.cursors)
         self._contents: dict[str, list[ItemContent]] = {}
         for content in scan.contents:
             self._contents.setdefault(content.item.key, []).append(content)
+
+    @property
+    def topology(self) -> Topology | None:
+        """The ranks that saved; None without a manifest."""
+        return None if self.manifest is None else self.manifest.topology
 
     def describe(self, key: str) -> str:
         """What the key is."""
@@ -193,3 +208,19 @@ def _diff_cursors(a: dict[str, Cursor], b: dict[str, Cursor]) -> tuple[KeyDiffer
             if values[0] != values[1]:
                 differences.append(KeyDifference(key=shown(f"{key}: {field}"), a=f"{values[0]}", b=f"{values[1]}"))
     return tuple(differences)
+
+
+def _diff_manifests(a: Manifest | None, b: Manifest | None, fields: Sequence[str]) -> tuple[KeyDifference, ...]:
+    if a is None or b is None:
+        return ()
+    values = {field: (_field(a, field), _field(b, field)) for field in fields}
+    return tuple(KeyDifference(key=field, a=one, b=other) for field, (one, other) in values.items() if one != other)
+
+
+def _field(manifest: Manifest, field: str) -> str:
+    value = getattr(manifest, field)
+    if field == "allowances":
+        value = ", ".join(sorted(value))
+    if field == "has_gradients":
+        value = "yes" if value or not manifest.phase else "no"  # at an update's border there are none to have
+    return shown(value) or "none"

@@ -100,6 +100,15 @@ KINDS = {
     "RD857": Kind(VIOLATION, "the run manifest is not the one that was saved", _MIXED),
     "RD861": Kind(VIOLATION, "the cursor is damaged", _EARLIER),
     "RD862": Kind(VIOLATION, "the cursor is not that of the manifest", _MIXED),
+    "RD863": Kind(VIOLATION, "a file of the SHA-256 list is missing", "Copy it again, or restore it from a copy."),
+    "RD864": Kind(
+        MISSING_EVIDENCE,
+        "a file that the SHA-256 list does not name, so that nothing vouches for it",
+        "Find out where it came from; delete it, or make the list again.",
+    ),
+    "RD865": Kind(
+        VIOLATION, "a file does not have the SHA-256 of the list", "Copy it again, or restore it from a copy."
+    ),
     "RD871": Kind(
         NOTE,
         "a file of one process: it holds what that process saved, and loads whole into memory",

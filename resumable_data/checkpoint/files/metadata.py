@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resumable_data.checkpoint.files.dtypes import ITEM_BYTES
-from resumable_data.checkpoint.files.pickles import Global, Object, PickleFormatError, parse_pickle
+from resumable_data.checkpoint.files.pickled import Global, Object, PickleFormatError
+from resumable_data.checkpoint.files.pickles import parse_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -105,12 +106,12 @@ def parse_metadata(data: bytes) -> Metadata:
         ForbiddenGlobalError: It names a global that no checkpoint needs; `torch.distributed.checkpoint` would run it.
         PickleFormatError: It is damaged, or no such file.
     """
-    with _without_collections():
+    with without_collections():
         return _read(_fields(parse_pickle(data, _is_allowed)[0], "Metadata"))
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """Keep the garbage collector from walking all that is being built, again and again: that is half the time."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -163,6 +164,10 @@ def _is(value: Any, name: str) -> bool:
 
 def _fields(value: Any, name: str) -> dict[Any, Any]:
     """The attributes of an object that should be of the class `name`."""
+    if type(value) is Object and type(value.callee) is Global and value.callee.name == name:
+        state: Any = value.state
+        if type(state) is dict:
+            return state
     if not _is(value, name):
         raise PickleFormatError(f"expected {name}, found {_kind(value)}")
     return _mapping(value.state, f"the fields of {name}")
@@ -229,12 +234,12 @@ def _item(index: Any, info: Any, sizes: _Sizes) -> StorageItem:
     if type(transforms) not in (list, tuple):
         raise PickleFormatError(f"expected a list of transforms, found {_kind(transforms)}")
     return StorageItem(
-        key=_text(where.get("fqn"), "a key of a storage item"),
-        offsets=None if offsets is None else sizes.of(offsets),
-        file=_text(place.get("relative_path"), "the name of a file"),
-        start=_count(place.get("offset"), "an offset"),
-        length=_count(place.get("length"), "a length"),
-        transforms=tuple(_text(one, "a transform") for one in transforms),
+        _text(where.get("fqn"), "a key of a storage item"),
+        None if offsets is None else sizes.of(offsets),
+        _text(place.get("relative_path"), "the name of a file"),
+        _count(place.get("offset"), "an offset"),
+        _count(place.get("length"), "a length"),
+        tuple(_text(one, "a transform") for one in transforms) if transforms else (),
     )
 
 

@@ -41,6 +41,7 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
         checked_bytes: Contents whose checksum was compared [bytes].
         crc_library: What computed checksums; empty where nothing did.
         has_manifest: Whether it has a manifest, with which it was compared.
+        sha256_files: Files whose SHA-256 was that of the list given; None where none was given.
         cursors: Flat key to cursor, of those that could be read.
         findings: What was found, violations first; of each code at most 50.
         omitted: Code to the number of findings that are not listed.
@@ -60,6 +61,7 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     checked_bytes: int = 0
     crc_library: str = ""
     has_manifest: bool = False
+    sha256_files: int | None = None
     cursors: dict[str, Cursor] = {}
     findings: tuple[CheckpointFinding, ...] = ()
     omitted: dict[str, int] = {}
@@ -106,6 +108,8 @@ def _counts(report: CheckpointReport) -> list[tuple[str, str]]:
     counts.append(("checksums", _checksums(report)))
     if report.subject == "dcp":
         counts.append(("manifest", "compared" if report.has_manifest else "none"))
+    if report.sha256_files is not None:
+        counts.append(("SHA-256", f"{report.sha256_files} files are as listed"))
     for key, cursor in sorted(report.cursors.items()):
         counts.append(("cursor", f"{key}: update {cursor.updates}, position {cursor.position}, epoch {cursor.epoch}"))
     return counts

@@ -59,6 +59,8 @@ class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
     dp_size: int
     mesh: tuple[tuple[str, int], ...]
     update: int | None
+    phase: int
+    has_gradients: bool
     rng: str
     allowances: tuple[str, ...]
 
@@ -179,9 +181,18 @@ def _summarize_manifest(manifest: Manifest) -> ManifestSummary:
         dp_size=manifest.topology.dp_size,
         mesh=tuple((shown(name), size) for name, size in manifest.topology.mesh.axes),
         update=manifest.update,
+        phase=manifest.phase,
+        has_gradients=manifest.has_gradients,
         rng=shown(manifest.rng),
         allowances=tuple(map(shown, manifest.allowances)),
     )
+
+
+def describe_phase(phase: int, has_gradients: bool) -> str:
+    """What a checkpoint saved inside an update says of it."""
+    if has_gradients:
+        return f"{phase} rows were given, and their gradients are in it; a load goes on after them"
+    return f"{phase} rows were given, without their gradients; a load goes on at the update's start"
 
 
 def _key_row(one: KeySummary) -> _Row:
@@ -215,6 +226,8 @@ def _manifest_lines(manifest: ManifestSummary | None) -> list[str]:
     ]
     if manifest.update is not None:
         lines.append(f"    update {manifest.update}")
+    if manifest.phase:
+        lines.append(f"    saved inside the update: {describe_phase(manifest.phase, manifest.has_gradients)}")
     if manifest.rng:
         lines.append(f"    random states: {manifest.rng}")
     if manifest.allowances:

@@ -8,7 +8,8 @@ from resumable_data.checkpoint.files.archives import MAX_PICKLE_BYTES, PICKLE_NA
 from resumable_data.checkpoint.files.contents import is_cursor_key, read_cursor
 from resumable_data.checkpoint.files.findings import Findings, judge_checkpoint
 from resumable_data.checkpoint.files.opening import open_file
-from resumable_data.checkpoint.files.pickles import PickleFormatError, parse_pickle
+from resumable_data.checkpoint.files.pickled import PickleFormatError
+from resumable_data.checkpoint.files.pickles import parse_pickle
 from resumable_data.checkpoint.files.report import LEVELS, CheckpointReport
 from resumable_data.checkpoint.files.tensors import TensorLayout, is_plain_global, walk_tensors
 from resumable_data.checkpoint.files.zips import Archive, Window

@@ -63,14 +63,14 @@ def _check_stored(
     key: str, expected: Sequence[tuple[int, ...] | None], items: Sequence[StorageItem], findings: Findings
 ) -> None:
     """Each of the expected offsets has one item, and no item has others."""
-    if len(items) == len(expected) == 1 and items[0].offsets == expected[0]:
+    wanted = set(expected)
+    if len(items) == len(wanted) and wanted == {item.offsets for item in items}:
         return
     found: dict[tuple[int, ...] | None, int] = {}
     for item in items:
         found[item.offsets] = found.get(item.offsets, 0) + 1
         if found[item.offsets] == 2:
             findings.add("RD816", file=item.file, key=key, expected=f"one entry{_at(item.offsets)}", found="several")
-    wanted = set(expected)
     for offsets in expected:
         if offsets not in found:
             findings.add("RD814", key=key, expected=f"a storage entry{_at(offsets)}", found="none")

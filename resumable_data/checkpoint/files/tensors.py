@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resumable_data.checkpoint.files.dtypes import ITEM_BYTES, STORAGE_DTYPES
-from resumable_data.checkpoint.files.pickles import Global, Key, Object, PersistentId, PickleFormatError
+from resumable_data.checkpoint.files.pickled import Global, Key, Object, PersistentId, PickleFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,12 +14,19 @@ from resumable_data.checkpoint.files.contents import is_cursor_key, read_cursors
 from resumable_data.checkpoint.files.digests import check_digests
 from resumable_data.checkpoint.files.dtypes import ITEM_BYTES
 from resumable_data.checkpoint.files.findings import Findings, judge_checkpoint
-from resumable_data.checkpoint.files.metadata import MAX_METADATA_BYTES, METADATA_NAME, Metadata, parse_metadata
+from resumable_data.checkpoint.files.metadata import (
+    MAX_METADATA_BYTES,
+    METADATA_NAME,
+    Metadata,
+    parse_metadata,
+    without_collections,
+)
 from resumable_data.checkpoint.files.opening import list_names, read_small
-from resumable_data.checkpoint.files.pickles import ForbiddenGlobalError, PickleFormatError
+from resumable_data.checkpoint.files.pickled import ForbiddenGlobalError, PickleFormatError
 from resumable_data.checkpoint.files.report import LEVELS, CheckpointReport
 from resumable_data.checkpoint.files.single import verify_file
 from resumable_data.checkpoint.files.structure import check_files, check_metadata
+from resumable_data.checkpoint.files.sums import check_sums
 from resumable_data.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from resumable_data.errors import CheckpointError, UsageError
 from resumable_data.ledger.frames import shown
@@ -55,20 +62,24 @@ class Scan(NamedTuple):
     checker: ArchiveChecker | None
 
 
-def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> CheckpointReport:
+def verify_checkpoint(
+    path: str | os.PathLike[str], level: str = "payload", *, sha256: str | os.PathLike[str] | None = None
+) -> CheckpointReport:
     """Check the files of a checkpoint, without torch, a GPU, or running anything that is pickled in them.
 
     Args:
         path: A directory that `torch.distributed.checkpoint` wrote, or a file of `torch.save`.
         level: ``"structure"``: ``.metadata`` and the sizes of files. ``"directory"``: also the directory of each
             archive, which takes a few reads each. ``"payload"``: also the checksums of all contents.
+        sha256: A list of the SHA-256 of the directory's files, as ``sha256sum`` and `checkpoint show --sha256` make
+            them, that these are compared with, whatever the level.
 
     Returns:
         The report. Damage of any kind is a finding in it.
 
     Raises:
-        UsageError: There is no such level.
-        CheckpointError: `path` is neither a directory nor a file that can be read.
+        UsageError: There is no such level, or a list is given with a path that is no directory.
+        CheckpointError: `path` is neither a directory nor a file that can be read, or the list is malformed.
 
     Example:
         >>> import tempfile
@@ -80,9 +91,17 @@ def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> C
     if level not in LEVELS:
         raise UsageError(f"level: expected one of {', '.join(LEVELS)}, found {level!r}. Nothing was checked.")
     path = Path(path)
+    findings = Findings()
+    sha256_files = None if sha256 is None else check_sums(path, sha256, findings)
     if not path.is_dir():
         return verify_file(path, level)
-    findings = Findings()
+    if level != LEVELS[0]:
+        return _verify_directory(path, level, findings, sha256_files)
+    with without_collections():  # what there is to walk is gone again when this is over
+        return _verify_directory(path, level, findings, sha256_files)
+
+
+def _verify_directory(path: Path, level: str, findings: Findings, sha256_files: int | None) -> CheckpointReport:
     scan = scan_directory(path, level, findings)
     checker, metadata = scan.checker, scan.metadata
     return CheckpointReport(
@@ -99,6 +118,7 @@ def verify_checkpoint(path: str | os.PathLike[str], level: str = "payload") -> C
         checked_bytes=checker.num_checked_bytes if checker else 0,
         crc_library=checker.crc_library if checker and level == "payload" else "",
         has_manifest=scan.manifest is not None,
+        sha256_files=sha256_files,
         cursors={shown(key): cursor for key, cursor in scan.cursors.items()},
         findings=findings.sorted(),
         omitted=dict(findings.omitted),
@@ -131,13 +151,14 @@ def read_checkpoint_cursors(path: str | os.PathLike[str]) -> dict[str, Cursor]:
 def scan_directory(path: Path, level: str, findings: Findings) -> Scan:
     """Look at a DCP directory as far as `level` says, and note what is wrong."""
     manifest = _read_manifest(path, findings)
-    data, metadata = _read_metadata(path, findings)
-    if metadata is None:
-        return Scan(None, data, manifest, {}, (), {}, None)
-    check_metadata(metadata, findings)
-    files = check_files(path, metadata, findings)
-    if manifest is not None:
-        _check_structure(path, manifest, data, metadata, findings)
+    with without_collections():  # there is little garbage, and much to walk
+        data, metadata = _read_metadata(path, findings)
+        if metadata is None:
+            return Scan(None, data, manifest, {}, (), {}, None)
+        check_metadata(metadata, findings)
+        files = check_files(path, metadata, findings)
+        if manifest is not None:
+            _check_structure(path, manifest, data, metadata, findings)
     if level == LEVELS[0]:
         return Scan(metadata, data, manifest, files, (), _cursors_alone(path, files, metadata), None)
     checker = ArchiveChecker(findings, with_payload=level == LEVELS[2])

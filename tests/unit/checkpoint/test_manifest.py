@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,9 +29,6 @@ from resumable_data.errors import CheckpointError
 from resumable_data.ledger.records import Mesh
 from tests.checkpoints import trained_loader
 from tests.files import overwrite
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -130,3 +129,13 @@ def test_failed_write_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.Mon
         write_manifest(tmp_path, make_manifest(update=4))
     assert os.listdir(tmp_path) == [MANIFEST_NAME]
     assert read_manifest(tmp_path) == make_manifest()
+
+
+def test_documentation_lists_all_fields() -> None:
+    """The table in docs/checkpoint.md has every field of the manifest, in its order, and no other."""
+    page = (Path(__file__).parents[3] / "docs" / "checkpoint.md").read_text()
+    table = page.partition("## The manifest")[2].partition("\n## ")[0]
+    names = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
+    assert names == list(Manifest.__struct_fields__)
+    for name in (*TensorKey.__struct_fields__, *Topology.__struct_fields__):
+        assert f'"{name}"' in table or f"`{name}`" in table

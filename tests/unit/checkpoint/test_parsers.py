@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import pickle
+import pickletools
 import struct
 import time
 import tracemalloc
@@ -24,7 +25,8 @@ from resumable_data.checkpoint.files.crc_combine import crc32_combine
 from resumable_data.checkpoint.files.metadata import Chunk, parse_metadata
 from resumable_data.checkpoint.files.opening import open_file
 from resumable_data.checkpoint.files.payload import range_crc32
-from resumable_data.checkpoint.files.pickles import Object, PickleFormatError, parse_pickle
+from resumable_data.checkpoint.files.pickled import Object, PickleFormatError
+from resumable_data.checkpoint.files.pickles import parse_pickle
 from resumable_data.checkpoint.files.tensors import tensor_layout, walk_tensors
 from resumable_data.checkpoint.files.zips import ArchiveError, Window, read_archive
 from resumable_data.errors import CheckpointError
@@ -46,6 +48,30 @@ plain = st.recursive(
 def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
     """What holds no objects comes out as Python's own unpickler makes it."""
     assert parse_pickle(pickle.dumps(value, protocol))[0] == value
+
+
+@settings(max_examples=50)
+@given(st.lists(plain, max_size=3), st.integers(3, 5))
+def test_memo_of_any_pickler(values: list[Any], protocol: int) -> None:
+    """What is remembered is found again, also where a pickle numbers only what it needs, or leaves numbers out."""
+    data = pickle.dumps([values, tuple(values), values], protocol)
+    expected = [values, tuple(values), values]
+    for pickled in (data, pickletools.optimize(data)):
+        assert pickle.loads(pickled) == parse_pickle(pickled)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02]r\xff\xff\x00\x00(K\x01q\x05h\x05K\x02q\x05h\x05j\xff\xff\x00\x000e.",  # far, and given again
+        b"\x80\x04](K\x01q\x07K\x02\x94h\x07h\x01e.",  # MEMOIZE takes the number of those remembered
+        b"\x80\x04](K\x01\x94K\x02q\x00h\x00h\x00e.",
+        b"\x80\x04]((K\x01\x94K\x02\x94\x86\x94\x85\x94h\x00h\x01h\x02h\x03te.",
+    ],
+)
+def test_numbers_of_the_memo(data: bytes) -> None:
+    """Numbers that are far apart, given again, or mixed with counted ones mean what they mean to Python."""
+    assert parse_pickle(data)[0] == pickle.loads(data)
 
 
 def test_objects_stay_names() -> None:

@@ -7,11 +7,13 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 
+from resumable_data.checkpoint.manifest import read_manifest, write_manifest
 from resumable_data.cli import main
-from tests.checkpoints import DATA_FILE, add_manifest, flip, odd_state, save
+from tests.checkpoints import DATA_FILE, add_manifest, flip, odd_state, save, trained_loader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +78,47 @@ def test_show(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert "no manifest" in text
     assert run(capsys, "checkpoint", "show", root)[0] == 3
+
+
+def edit_manifest(path: Path, **changes: Any) -> None:
+    manifest = read_manifest(path)
+    assert manifest is not None
+    write_manifest(path, msgspec.structs.replace(manifest, **changes))
+
+
+def test_show_tells_where_a_run_goes_on(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint saved inside an update says so, and whether it has the gradients; so does its JSON."""
+    path = root / "step-3"
+    assert "saved inside" not in run(capsys, "checkpoint", "show", path)[1]
+    edit_manifest(path, phase=6, rng="reseed", allowances=("global_batch", "no_manifest"))
+    text = run(capsys, "checkpoint", "show", path)[1]
+    assert "inside the update: 6 rows were given, without their gradients; a load goes on at the update's start" in text
+    assert "random states: reseed\n    allowed at the load before: global_batch, no_manifest" in text
+    edit_manifest(path, has_gradients=True)
+    assert "6 rows were given, and their gradients are in it" in run(capsys, "checkpoint", "show", path)[1]
+    manifest = run_json(capsys, "checkpoint", "show", path)[1]["manifest"]
+    assert {name: manifest[name] for name in ("phase", "has_gradients", "rng", "allowances")} == {
+        "phase": 6,
+        "has_gradients": True,
+        "rng": "reseed",
+        "allowances": ["global_batch", "no_manifest"],
+    }
+
+
+def test_diff_of_manifests(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another phase is a difference; how a checkpoint came about is told, and is none."""
+    a, b = root / "step-3", shutil.copytree(root / "step-3", tmp_path / "b")
+    edit_manifest(b, rng="reseed", allowances=("dtype",), has_gradients=True)
+    code, found = run_json(capsys, "checkpoint", "diff", a, b)
+    assert (code, found["manifests"], [one["key"] for one in found["origins"]]) == (0, [], ["rng", "allowances"])
+    assert f"  allowances\n    {a}: none\n    {b}: dtype\n" in run(capsys, "checkpoint", "diff", a, b)[1]
+    edit_manifest(b, phase=6)
+    code, found = run_json(capsys, "checkpoint", "diff", a, b)
+    assert (code, found["manifests"]) == (1, [{"key": "phase", "a": "0", "b": "6"}])
+    edit_manifest(a, phase=6)
+    code, text = run(capsys, "checkpoint", "diff", a, b)
+    assert code == 1
+    assert f"  has_gradients\n    {a}: no\n    {b}: yes\n" in text
 
 
 def test_latest_walks_by_numbers(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,10 +188,26 @@ def test_audit_of_checkpoints(root: Path, tmp_path: Path, capsys: pytest.Capture
     """Checkpoints prove their own coverage, several at once; one without a cursor is an error."""
     code, report = run_json(capsys, "audit", "--checkpoint", root / "step-3")
     assert (code, report["verdict"], report["samples"]) == (0, "proven", 30)
-    code, several = run_json(capsys, "audit", "--checkpoint", root / "step-3", "--checkpoint", root / "step-4")
-    assert (code, several["verdict"]) == (0, "proven")
-    assert [one["samples"] for one in several["reports"]] == [30, 40]
-    code, text = run(capsys, "audit", "--checkpoint", save(tmp_path / "plain", {"weight": torch.ones(2)}))
+    plain = save(tmp_path / "plain", {"weight": torch.ones(2)})
+    code, text = run(capsys, "audit", "--checkpoint", plain)
     assert code == 3
     assert "no such tensor" in text
     assert run(capsys, "audit", "--checkpoint", root / "step-3", "--cursor", "file")[0] == 2
+
+
+def test_audit_of_several_checkpoints(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several checkpoints are held to one run: whose steps agree is proven, two runs are a violation."""
+    paths = [root / "step-4", root / "step-3"]
+    several = [argument for path in paths for argument in ("--checkpoint", path)]
+    code, text = run(capsys, "audit", *several)
+    assert (code, text.splitlines()[0]) == (1, "VIOLATED: the checkpoints are not of one history")
+    assert "RD408 violation: checkpoints of several runs" in text
+
+    loader = trained_loader(4)
+    again = save(tmp_path / "again", {"loader": loader.state_dict(), "other": loader.state_dict()})
+    code, report = run_json(capsys, "audit", "--checkpoint", root / "step-4", "--checkpoint", again)
+    assert (code, report["verdict"]) == (1, "unproven")
+    first, second = report["reports"]
+    assert (first["subject"], first["verdict"], first["samples"]) == ("checkpoints", "proven", 40)
+    assert [one["proven"] for one in first["checkpoints"]] == [[[0, 40]], [[0, 40]]]
+    assert [one["code"] for one in second["findings"]] == ["RD411"]
