@@ -49,7 +49,7 @@ def _require_structure(path: Path, level: str, may_lack_manifest: bool) -> bytes
             "directory that save_checkpoint() was given."
         )
     report = verify_checkpoint(path, level)
-    if report.verdict == "damaged":
+    if report.verdict == "damaged" or report.subject != "dcp":
         raise CheckpointError(f"{shown(path)} was not loaded; the program is as it was.\n{report.to_text()}")
     if not may_lack_manifest and not report.has_manifest:
         raise CheckpointError(

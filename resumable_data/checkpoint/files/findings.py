@@ -39,6 +39,17 @@ KINDS = {
     "RD804": Kind(
         MISSING_EVIDENCE, "the metadata lies in one file per rank, which is not read", "Save with collectives."
     ),
+    "RD805": Kind(
+        MISSING_EVIDENCE,
+        "files of safetensors, which record no checksums, nor that they are all there",
+        "Save with DCP's own writer, or save_checkpoint(), to have it checked. Compare copies with a list of SHA-256 "
+        "that was made after the save.",
+    ),
+    "RD806": Kind(
+        MISSING_EVIDENCE,
+        "no checkpoint of torch.distributed.checkpoint: what should be in it is not known",
+        "Name the directory that was saved to: the one with .metadata in it.",
+    ),
     "RD811": Kind(
         VIOLATION, "chunks do not cover the whole tensor: its rest would keep the program's values", _EARLIER
     ),

@@ -14,6 +14,10 @@ _EXPLAINED = {
     DAMAGED: "do not load it",
     "unproven": "nothing is wrong, and not all that was asked for could be checked",
 }
+_NOT_CHECKED = {
+    "safetensors": "a checkpoint in files of safetensors: whether it is whole and unchanged cannot be known",
+    "other": "no checkpoint of torch.distributed.checkpoint: nothing in it was checked",
+}
 _LOOKED = {
     "structure": "structure: metadata, chunks and sizes of files; no data file was read",
     "directory": "directory: structure, and the directory of each item; no contents were read",
@@ -25,7 +29,8 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a check of a checkpoint's files says. `to_json` and `to_text` show it.
 
     Attributes:
-        subject: ``"dcp"``: a directory of DCP. ``"torch.save"``: a single file.
+        subject: ``"dcp"``: a directory of DCP. ``"torch.save"``: a single file. ``"safetensors"``, ``"other"``: a
+            directory of something else, of which nothing is checked.
         path: What was checked.
         level: How far it was asked to look: ``"structure"``, ``"directory"`` or ``"payload"``.
         verdict: ``"sound"``: nothing found that matters. ``"damaged"``: do not load it. ``"unproven"``: nothing is
@@ -96,6 +101,8 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _counts(report: CheckpointReport) -> list[tuple[str, str]]:
+    if report.subject in _NOT_CHECKED:
+        return [("directory", report.path), ("is", _NOT_CHECKED[report.subject]), *_sha256(report)]
     what = "checkpoint" if report.subject == "dcp" else "file"
     objects = f", {report.objects} objects" if report.subject == "dcp" else ""
     counts = [
@@ -108,11 +115,14 @@ def _counts(report: CheckpointReport) -> list[tuple[str, str]]:
     counts.append(("checksums", _checksums(report)))
     if report.subject == "dcp":
         counts.append(("manifest", "compared" if report.has_manifest else "none"))
-    if report.sha256_files is not None:
-        counts.append(("SHA-256", f"{report.sha256_files} files are as listed"))
+    counts += _sha256(report)
     for key, cursor in sorted(report.cursors.items()):
         counts.append(("cursor", f"{key}: update {cursor.updates}, position {cursor.position}, epoch {cursor.epoch}"))
     return counts
+
+
+def _sha256(report: CheckpointReport) -> list[tuple[str, str]]:
+    return [] if report.sha256_files is None else [("SHA-256", f"{report.sha256_files} files are as listed")]
 
 
 def _checksums(report: CheckpointReport) -> str:

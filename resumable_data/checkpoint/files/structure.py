@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from resumable_data.checkpoint.files.cover import check_cover
 from resumable_data.checkpoint.files.metadata import METADATA_NAME
 from resumable_data.checkpoint.files.opening import list_names
+from resumable_data.checkpoint.files.other_kinds import SAFETENSORS_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -166,5 +167,9 @@ def _note_others(path: Path, named: Collection[str], findings: Findings) -> None
     for entry in list_names(path):
         if entry.endswith(".tmp"):
             findings.add("RD828", file=entry, expected="none", found="one")
-        elif entry.endswith((DATA_SUFFIX, METADATA_NAME)) and entry != METADATA_NAME and entry not in named:
+        elif (
+            entry.endswith((DATA_SUFFIX, METADATA_NAME, SAFETENSORS_SUFFIX))
+            and entry != METADATA_NAME
+            and entry not in named
+        ):
             findings.add("RD827", file=entry, expected="files that .metadata names", found="another")

@@ -22,6 +22,7 @@ from resumable_data.checkpoint.files.metadata import (
     without_collections,
 )
 from resumable_data.checkpoint.files.opening import list_names, read_small
+from resumable_data.checkpoint.files.other_kinds import note_other_kind, note_safetensors
 from resumable_data.checkpoint.files.pickled import ForbiddenGlobalError, PickleFormatError
 from resumable_data.checkpoint.files.report import LEVELS, CheckpointReport
 from resumable_data.checkpoint.files.single import verify_file
@@ -105,7 +106,7 @@ def _verify_directory(path: Path, level: str, findings: Findings, sha256_files: 
     scan = scan_directory(path, level, findings)
     checker, metadata = scan.checker, scan.metadata
     return CheckpointReport(
-        subject="dcp",
+        subject=_subject(scan, findings),
         path=shown(path),
         level=level,
         verdict=judge_checkpoint(findings.found),
@@ -123,6 +124,12 @@ def _verify_directory(path: Path, level: str, findings: Findings, sha256_files: 
         findings=findings.sorted(),
         omitted=dict(findings.omitted),
     )
+
+
+def _subject(scan: Scan, findings: Findings) -> str:
+    if scan.metadata is None and findings.has("RD805", "RD806"):
+        return "safetensors" if findings.has("RD805") else "other"
+    return "dcp"
 
 
 def read_checkpoint_cursors(path: str | os.PathLike[str]) -> dict[str, Cursor]:
@@ -159,6 +166,8 @@ def scan_directory(path: Path, level: str, findings: Findings) -> Scan:
         files = check_files(path, metadata, findings)
         if manifest is not None:
             _check_structure(path, manifest, data, metadata, findings)
+        else:
+            note_safetensors({*list_names(path), *(item.file for item in metadata.items)}, findings)
     if level == LEVELS[0]:
         return Scan(metadata, data, manifest, files, (), _cursors_alone(path, files, metadata), None)
     checker = ArchiveChecker(findings, with_payload=level == LEVELS[2])
@@ -198,7 +207,9 @@ def _read_metadata(path: Path, findings: Findings) -> tuple[bytes, Metadata | No
     else:
         names = list_names(path)
         ranks = sum(bool(_RANK_METADATA.fullmatch(name)) for name in names)
-        if ranks:
+        if note_other_kind(names, findings):
+            pass
+        elif ranks:
             findings.add("RD804", expected=METADATA_NAME, found=f"{ranks} files of single ranks")
         else:
             found = f"{sum(name.endswith('.distcp') for name in names)} data files"
