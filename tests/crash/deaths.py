@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from resumable_data.checkpoint.manifest import MANIFEST_NAME
+from resumable_data.checkpoint.run_manifest import RUN_MANIFEST_NAME
 from resumable_data.checkpoint.retention import DELETED_NAME
 
 TALKS = ("all_gather_into_tensor", "all_gather_single", "gather_object", "scatter_object_list", "broadcast_object_list")
@@ -112,6 +113,8 @@ def kind_of(path: Path) -> str:
         return "metadata"
     if path.name == DELETED_NAME:
         return "deletion mark"
+    if RUN_MANIFEST_NAME in path.name:
+        return "run manifest"
     return "manifest" if MANIFEST_NAME in path.name else "directory"
 
 

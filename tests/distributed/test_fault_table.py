@@ -333,9 +333,9 @@ def load(path: str, change: str, allow: tuple[str, ...]) -> str:
 
 
 SAVES = {
-    "other values": "processes hold different values under 2 names: value.a",
-    "other shapes": "processes hold different values under 1 names: value",
-    "random states under one key": "processes hold different values under 1 names: value",
+    "other values": "processes hold different values under 2 names:\n  value.a = 0  on process 0",
+    "other shapes": "processes hold different values under 1 names:\n  value = ",
+    "random states under one key": "processes hold different values under 1 names:\n  value = ",
     "keys that become one text": "expected keys that differ as text",
 }
 
