@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from resumable_data.checkpoint.manifest import MANIFEST_NAME
-from resumable_data.checkpoint.run_manifest import RUN_MANIFEST_NAME
 from resumable_data.checkpoint.retention import DELETED_NAME
+from resumable_data.checkpoint.run_manifest import RUN_MANIFEST_NAME
 
 TALKS = ("all_gather_into_tensor", "all_gather_single", "gather_object", "scatter_object_list", "broadcast_object_list")
 """Those of torch.distributed's collectives that a save uses."""
