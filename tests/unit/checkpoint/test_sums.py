@@ -27,8 +27,6 @@ needs_sha256sum = pytest.mark.skipif(shutil.which("sha256sum") is None, reason="
 NAMES = st.binary(min_size=1, max_size=12).filter(
     lambda name: not {0, 47} & set(name) and name not in (b".", b"..", b"-")  # the last is standard input
 )
-    lambda name: not {0, 47} & set(name) and name not in (b".", b"..", b"-")
-)
 
 
 @pytest.fixture
