@@ -1,0 +1,35 @@
+"""Whether training means the same after a move: traces of updates, and their comparison.
+
+A name is looked up in its module at its first use: comparing traces does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resumable_data.validation.compare import compare_traces
+    from resumable_data.validation.comparison import TraceComparison
+    from resumable_data.validation.recorder import TraceRecorder
+    from resumable_data.validation.trace import Trace, TraceHeader, UpdateRecord
+
+__all__ = ["Trace", "TraceComparison", "TraceHeader", "TraceRecorder", "UpdateRecord", "compare_traces"]
+
+_HOMES = {
+    "Trace": "trace",
+    "TraceComparison": "comparison",
+    "TraceHeader": "trace",
+    "TraceRecorder": "recorder",
+    "UpdateRecord": "trace",
+    "compare_traces": "compare",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this function would take any misspelt name for an object
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
