@@ -41,9 +41,9 @@ FLOORS = {
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
 }
-"""What another order of summation may do. float64 and float32: 64 steps of the last bit, over 20 updates; on 4, 3 and 2
-ranks a small model in float32 moved by less than 10. Narrower ones: one step of what a single number is rounded to,
-which is assumed and not measured."""
+"""What another order of summation may do to 20 updates. float64 and float32: 64 steps of the last bit; a small model in
+float32 moved by 2 from 4 ranks to 3 and 2, and larger ones sum over more. Narrower dtypes: one step of what a single
+number is rounded to, which is assumed and was not measured."""
 
 
 class Fault(NamedTuple):

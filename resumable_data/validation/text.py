@@ -30,8 +30,9 @@ def format_comparison(report: TraceComparison) -> str:
     lines += [f"  {name:<12} {value}" for name, value in _facts(report)]
     if report.quantities:
         lines += ["", *_table(report)]
+    told: set[str] = set()
     for finding in report.findings:
-        lines += ["", *_finding(finding)]
+        lines += ["", *_finding(finding, told)]
     return "\n".join(lines)
 
 
@@ -68,12 +69,16 @@ def _table(report: TraceComparison) -> list[str]:
     return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def _finding(finding: TraceFinding) -> list[str]:
+def _finding(finding: TraceFinding, told: set[str]) -> list[str]:
+    """A finding, with its remedy where that was not told before."""
     times = f" ({finding.count} updates)" if finding.count > 1 else ""
-    return [
+    lines = [
         f"{finding.code} {finding.severity}: {finding.title}{times}",
         f"  where     {finding.where}",
         f"  expected  {finding.expected}",
         f"  found     {finding.found}",
-        f"  remedy    {finding.remedy}",
     ]
+    if finding.remedy not in told:
+        told.add(finding.remedy)
+        lines.append(f"  remedy    {finding.remedy}")
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -41,6 +42,8 @@ class TraceWriter:
             os.fsync(self._file)
             os.replace(unfinished, self._path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise self._failed(error) from None
 
     def append(self, record: UpdateRecord) -> None:

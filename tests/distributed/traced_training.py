@@ -15,18 +15,7 @@ from resumable_data.loader import ResumableLoader
 from resumable_data.validation import TraceRecorder
 
 WORDS, LENGTH, WIDTH = 32, 8, 16
-BEFORE, UPDATES, GLOBAL_BATCH = 10, 20, 12
-
-SABOTAGES = (
-    "weights rounded to bfloat16",
-    "one moment zeroed",
-    "step counter one too high",
-    "scheduler one update ahead",
-    "weight decay dropped",
-    "cursor one sample late",
-    "loss weight off by dp size",
-    "gradient accumulated twice",
-)
+BEFORE, UPDATES, GLOBAL_BATCH = 5, 20, 12
 
 
 class TiedModel(nn.Module):
@@ -62,13 +51,13 @@ class Job:
         self.model: Any = TiedModel()
         if kind == "ddp":
             self.model = DistributedDataParallel(self.model)
-        else:
+        elif kind == "fsdp":
             fully_shard(self.model.inner)
             fully_shard(self.model)
         parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.1)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda update: 1 / (1 + 0.02 * update))
-        self.loader = ResumableLoader(make_data(), global_batch=GLOBAL_BATCH, microbatch=2)
+        self.loader = ResumableLoader(make_data(), global_batch=GLOBAL_BATCH, microbatch=3)
         self.sabotage = ""
 
     @property
@@ -102,7 +91,7 @@ class Job:
     def loss(self, microbatch: Any) -> torch.Tensor:
         logits = self.model(microbatch.data[:, :-1])
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), microbatch.data[:, 1:], reduction="none").mean(1)
-        factor = self.loader.topology.num_replicas if self.sabotage == "loss weight off by dp size" else 1
+        factor = 4 if self.sabotage == "loss weight off by dp size" else 1
         loss: torch.Tensor = (losses * microbatch.weights).sum() * microbatch.loss_scale * factor
         return loss
 
@@ -115,7 +104,7 @@ class Job:
             for parameter in self.model.parameters():
                 parameter.copy_(parameter.bfloat16())
         elif sabotage == "one moment zeroed":
-            bias = dict(self.model.named_parameters())["inner.0.bias"]
+            bias = next(p for name, p in self.model.named_parameters() if name.endswith("inner.0.bias"))
             self.optimizer.state[bias]["exp_avg_sq"].zero_()
         elif sabotage == "step counter one too high":
             for state in states:
