@@ -5,38 +5,27 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from resumable_data.errors import UsageError
-from resumable_data.validation.comparison import Compared, TraceComparison, TracedRun, judge
-from resumable_data.validation.exact import check_exact, check_headers, check_repeat, first_excess_of
-from resumable_data.validation.findings import TraceFinding
-from resumable_data.validation.limits import (
-    CEILING,
-    MIN_UPDATES,
-    QUANTITIES,
-    ROUNDING,
-    Limit,
-    check_limits,
-    deviations,
-    floor_of,
-    hidden_faults,
-    limit_of,
-    noise_of,
+from resumable_data.validation.comparison import TraceComparison, TracedRun, judge
+from resumable_data.validation.exact import (
+    check_exact,
+    check_headers,
+    check_repeat,
+    check_same_trace,
+    first_excess_of,
 )
+from resumable_data.validation.findings import TraceFinding
+from resumable_data.validation.limits import MIN_UPDATES, check_limits, floor_of, hidden_faults
 from resumable_data.validation.trace import Trace
+from resumable_data.validation.values import compare_values, judge_limits, judge_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from resumable_data.validation.trace import UpdateRecord
 
     TraceLike = Trace | str | os.PathLike[str]
     Records = Sequence[UpdateRecord]
-
-_CODES = dict(zip(QUANTITIES, ("RD911", "RD912", "RD913"), strict=True))
 
 
 def compare_traces(
@@ -72,14 +61,13 @@ def compare_traces(
     start = _start(control, first_update)
     ours, theirs = _window(control, candidate, start)
     used, findings = _use_repeats(control, ours, [_read(one) for one in repeats])
+    findings += check_same_trace(candidate, ours, theirs)
     findings += [*check_headers(control, candidate), *_check_extent(candidate, ours, start, min_updates)]
     findings += check_exact(ours, theirs)
-    compared = _compare_values(control, candidate, ours, theirs, used, limits or {})
-    findings += _judge_values(compared, ours, theirs)
-    quantities = tuple(one for one, _ in compared.values())
-    hidden = hidden_faults({name: limit for name, (_, limit) in compared.items()}) if ours else ()
-    if hidden and ours:
-        findings.append(_hidden(quantities, hidden))
+    floor = floor_of((control.header.dtype, candidate.header.dtype))
+    quantities = compare_values(ours, theirs, used, limits or {}, floor)
+    hidden = hidden_faults({one.name: one.limit for one in quantities}) if ours else ()
+    findings += [*judge_values(quantities, ours, theirs), *judge_limits(quantities, hidden)]
     findings.sort(key=lambda finding: finding.precedence)
     return TraceComparison(
         verdict=judge(findings),
@@ -139,7 +127,8 @@ def _check_extent(candidate: Trace, compared: Records, start: int, min_updates: 
         found.append(
             TraceFinding.about("RD901", "first update", expected=str(start), found=str(first), first_update=first)
         )
-    if len(compared) < max(1, min_updates):
+    min_updates = max(1, min_updates)
+    if len(compared) < min_updates:
         found.append(
             TraceFinding.about("RD923", candidate.path, expected=f"{min_updates} updates", found=str(len(compared)))
         )
@@ -158,92 +147,6 @@ def _use_repeats(control: Trace, window: Records, repeats: Sequence[Trace]) -> t
         else:
             findings.append(TraceFinding.about("RD925", repeat.path, expected="a repeat of the control", found=reason))
     return used, findings
-
-
-def values_of(records: Records, quantity: str) -> NDArray[np.float64] | None:
-    """A quantity of each update: (n,) float64; None where one of them does not have it."""
-    values = [getattr(record, quantity) for record in records]
-    return None if None in values else np.array(values, np.float64)
-
-
-def _compare_values(
-    control: Trace,
-    candidate: Trace,
-    ours: Records,
-    theirs: Records,
-    repeats: Sequence[Records],
-    given: Mapping[str, float],
-) -> dict[str, tuple[Compared, Limit]]:
-    """Each quantity that both have."""
-    floor = floor_of((control.header.dtype, candidate.header.dtype))
-    found: dict[str, tuple[Compared, Limit]] = {}
-    for name in QUANTITIES if ours else ():
-        a, b = values_of(ours, name), values_of(theirs, name)
-        if a is None or b is None:
-            continue
-        repeated = [values for one in repeats if (values := values_of(one, name)) is not None]
-        limit = limit_of(given.get(name), noise_of([a, *repeated]) if repeated else None, floor)
-        apart = deviations(a, b)
-        at = int(apart.argmax())
-        beyond = np.flatnonzero(apart > limit.value)
-        compared = Compared(
-            name=name,
-            largest=float(apart[at]) if np.isfinite(apart[at]) else None,
-            at_update=ours[at].update,
-            first=float(apart[0]) if np.isfinite(apart[0]) else None,
-            limit=limit.value,
-            limit_source=limit.source,
-            noise=limit.noise,
-            first_excess=ours[int(beyond[0])].update if beyond.size else None,
-        )
-        found[name] = (compared, limit)
-    return found
-
-
-def _judge_values(compared: Mapping[str, tuple[Compared, Limit]], ours: Records, theirs: Records) -> list[TraceFinding]:
-    """What loss and norms say."""
-    found = [
-        TraceFinding.about("RD924", name, expected="a value at each update", found="none in one of the traces")
-        for name in QUANTITIES
-        if ours and name not in compared and any(getattr(r, name) is not None for r in (ours[0], theirs[0]))
-    ]
-    if any(limit.source == ROUNDING for _, limit in compared.values()):
-        found.append(TraceFinding.about("RD931", "repeats", expected="2 or more", found="none"))
-    for name, (one, limit) in compared.items():
-        if one.first_excess is None:
-            continue
-        is_unknown = limit.source == ROUNDING and one.largest is not None and one.largest <= CEILING
-        at = one.first_excess - ours[0].update
-        a, b = getattr(ours[at], name), getattr(theirs[at], name)
-        apart = float(deviations(np.array([a]), np.array([b]))[0])
-        found.append(
-            TraceFinding.about(
-                "RD922" if is_unknown else _CODES[name],
-                f"{name} of update {one.first_excess}",
-                expected=f"{a:.9g}, within {limit.value:.2g}",
-                found=f"{b:.9g}, {apart:.2g} away",
-                count=_count_beyond(ours, theirs, name, limit.value),
-                first_update=one.first_excess,
-            )
-        )
-    return found
-
-
-def _count_beyond(ours: Records, theirs: Records, name: str, limit: float) -> int:
-    a, b = values_of(ours, name), values_of(theirs, name)
-    assert a is not None
-    assert b is not None
-    return int((deviations(a, b) > limit).sum())
-
-
-def _hidden(quantities: Sequence[Compared], hidden: tuple[str, ...]) -> TraceFinding:
-    limits = ", ".join(f"{one.name} {one.limit:.2g}" for one in quantities)
-    return TraceFinding.about(
-        "RD921",
-        "limits",
-        expected="limits below half of what a fault does",
-        found=f"{limits}; would hide: {hidden[0]}" + (f", and {len(hidden) - 1} more" if len(hidden) > 1 else ""),
-    )
 
 
 def _traced(trace: Trace, records: Records) -> TracedRun:

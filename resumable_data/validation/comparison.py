@@ -49,6 +49,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         limit_source: ``"given"``; ``"repeats"`` of the control; or ``"rounding"``, where there are none.
         noise: The largest deviation among the control and its repeats; None without any.
         first_excess: The first update beyond the limit.
+        excesses: How many are.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     limit_source: str
     noise: float | None
     first_excess: int | None
+    excesses: int
 
 
 class Excess(msgspec.Struct, frozen=True):

@@ -121,6 +121,21 @@ def check_headers(control: Trace, candidate: Trace) -> list[TraceFinding]:
     ]
 
 
+def check_same_trace(
+    candidate: Trace, ours: Sequence[UpdateRecord], theirs: Sequence[UpdateRecord]
+) -> list[TraceFinding]:
+    """A trace that is compared with itself says nothing."""
+    if not _is_same_trace(ours, theirs):
+        return []
+    found = "the control's own, or a copy of it"
+    return [TraceFinding.about("RD926", candidate.path, expected="a trace of another launch", found=found)]
+
+
+def _is_same_trace(ours: Sequence[UpdateRecord], theirs: Sequence[UpdateRecord]) -> bool:
+    """Whether records are of one launch: no two take the same times to the nanosecond."""
+    return bool(ours) and ours[0].throughput is not None and list(ours) == list(theirs)
+
+
 def check_repeat(
     control: Trace, window: Sequence[UpdateRecord], repeat: Trace, records: Sequence[UpdateRecord]
 ) -> str | None:
@@ -135,6 +150,8 @@ def check_repeat(
             return f"{what} {theirs}, and the control's {ours}"
     if [record.update for record in records] != [record.update for record in window]:
         return "it does not have all updates that are compared"
+    if _is_same_trace(window, records):
+        return "it is the control's own trace, or a copy of it"
     different = check_exact(window, records)
     return f"{different[0].title}: {different[0].where}" if different else None
 

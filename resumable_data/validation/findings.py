@@ -56,6 +56,7 @@ KINDS = {
         "a trace is no repeat of the control, and was not used",
         "Give traces of the same updates, on the control's ranks, from the same checkpoint.",
     ),
+    "RD926": Kind(MISSING_EVIDENCE, "a trace was compared with itself", "Give the trace of another launch."),
     "RD931": Kind(
         WARNING,
         "the control was not repeated: limits are what rounding may do, and not what it was seen to do",

@@ -24,7 +24,7 @@ def header_of(
     Args:
         loader: Its loader, that has delivered something.
         model: Its model.
-        dtype: What it computes in; that of its parameters when None.
+        dtype: What it computes in; see `computing_dtype` when None.
         precision: More about that, for people.
         has_update_norm: Whether the norm of each update is recorded.
     """
@@ -37,7 +37,7 @@ def header_of(
         data_axes=here.data_axes,
         num_devices=1 if here.group is None else dist.get_world_size(here.group),
         global_batch=loader.cursor.recipe.global_batch,
-        dtype=coarsest_dtype(model) if dtype is None else dtype.removeprefix("torch."),
+        dtype=computing_dtype(model, device.type) if dtype is None else dtype.removeprefix("torch."),
         precision=precision,
         has_update_norm=has_update_norm,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -46,8 +46,14 @@ def header_of(
     )
 
 
-def coarsest_dtype(model: nn.Module) -> str:
-    """The dtype of its floating-point parameters that rounds most, ``"float32"``, say."""
+_MATMULS = {"high": "tf32", "medium": "bfloat16"}
+"""What an accelerator's float32 products are made of, by torch's matmul precision."""
+
+
+def computing_dtype(model: nn.Module, device_type: str) -> str:
+    """The dtype of a model's parameters that rounds most, or what its device multiplies float32 in."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+    if coarsest == torch.float32 and device_type == "cuda":
+        return _MATMULS.get(torch.get_float32_matmul_precision(), "float32")
     return str(coarsest).removeprefix("torch.")

@@ -78,12 +78,10 @@ class Limit(NamedTuple):
     Attributes:
         value: The largest relative deviation that is taken for none.
         source: ``"given"``, ``"repeats"`` or ``"rounding"``.
-        noise: Of the control against itself; None without repeats.
     """
 
     value: float
     source: str
-    noise: float | None
 
 
 def deviations(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -116,19 +114,19 @@ def limit_of(given: float | None, noise: float | None, floor: float) -> Limit:
         floor: Of the dtype.
     """
     if given is not None:
-        return Limit(given, GIVEN, noise)
+        return Limit(given, GIVEN)
     if noise is None or MULTIPLE * noise <= floor:
-        return Limit(min(floor, CEILING), ROUNDING if noise is None else REPEATS, noise)
-    return Limit(min(MULTIPLE * noise, CEILING), REPEATS, noise)
+        return Limit(min(floor, CEILING), ROUNDING if noise is None else REPEATS)
+    return Limit(min(MULTIPLE * noise, CEILING), REPEATS)
 
 
-def hidden_faults(limits: Mapping[str, Limit]) -> tuple[str, ...]:
-    """Names of the faults that these limits would hide, of quantities that were compared."""
+def hidden_faults(limits: Mapping[str, float]) -> tuple[str, ...]:
+    """Names of the faults that limits would hide, given for the quantities that were compared."""
     return tuple(
         fault.name
         for fault in FAULTS
         if not any(
-            SEEN_FACTOR * limits[name].value <= size
+            SEEN_FACTOR * limits[name] <= size
             for name, size in ((LOSS, fault.loss), (GRADIENT_NORM, fault.gradient_norm))
             if name in limits
         )

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
+import xxhash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class StepSettings(NamedTuple):
+    """What a step is made with.
+
+    Attributes:
+        learning_rates: By parameter group, see `group_rates`.
+        loss_scale: The scaler's factor; 1 without one.
+        scheduler_step: The scheduler's counter; None without one.
+    """
+
+    learning_rates: dict[str, float]
+    loss_scale: float
+    scheduler_step: int | None
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, scheduler: Any, scaler: Any) -> Self:
+        """As they are now."""
+        loss_scale = 1.0 if scaler is None else float(scaler.get_scale())
+        return cls(group_rates(optimizer), loss_scale, getattr(scheduler, "last_epoch", None))
+
+    def hash(self) -> int:
+        """64 bits that are equal where all of them are."""
+        return xxhash.xxh3_64_intdigest(repr(tuple(self)).encode())
 
 
 def group_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:

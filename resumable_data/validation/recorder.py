@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-import xxhash
-from torch.distributed.tensor import DTensor
 
-from resumable_data.cursor import NO_ROWS, add_lanes, sum_lanes
 from resumable_data.errors import TraceError, UsageError
-from resumable_data.plan import loss_factor
 from resumable_data.validation.exchange import ProcessReport, combine, exchange
 from resumable_data.validation.job_header import header_of
-from resumable_data.validation.optimizer_state import StepWatch, group_rates
+from resumable_data.validation.open_update import OpenUpdate
+from resumable_data.validation.optimizer_state import StepSettings, StepWatch
 from resumable_data.validation.probe import ParameterProbe
 from resumable_data.validation.trace import Throughput, UpdateRecord
 from resumable_data.validation.trace_writer import TraceWriter, check_is_free
@@ -115,20 +112,20 @@ class TraceRecorder:
         self._writer: TraceWriter | None = None
         self._is_broken = False
         self._end_s: float | None = None
-        self._open: _OpenUpdate | None = None
+        self._open: OpenUpdate | None = None
 
-    def add(self, microbatch: Microbatch, loss: torch.Tensor) -> None:
+    def add(self, microbatch: Microbatch, loss: torch.Tensor | None) -> None:
         """Take down a microbatch. Does not wait for the device, and talks to nobody.
 
         Args:
             microbatch: As the loader gave it.
             loss: What ``backward()`` is called on, a tensor of one element: the weighted sum of the rows' losses times
-                `microbatch.loss_scale`, without the scaler's factor.
+                `microbatch.loss_scale`, without the scaler's factor. None on pipeline stages that compute none.
         """
         if self._end_s is None:
             self._end_s = time.perf_counter()
         if self._open is None or self._open.update != microbatch.update or microbatch.index == 0:
-            self._open = _OpenUpdate(microbatch)
+            self._open = OpenUpdate(microbatch)
         self._open.add(microbatch, loss)
 
     @contextmanager
@@ -146,53 +143,66 @@ class TraceRecorder:
                 "optimizer_step() expects add(microbatch, loss) at each microbatch of the update before it; it was not "
                 "called. Nothing was recorded."
             )
-        open_update, self._open = self._open, None
+        update, self._open = self._open, None
         self._unscale()
-        rates = group_rates(self._optimizer)
-        loss_scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
-        scheduler_step = getattr(self._scheduler, "last_epoch", None)
+        settings = StepSettings.of(self._optimizer, self._scheduler, self._scaler)
         gradient_square = self._probe.gradient_square()
         if self._has_update_norm:
             self._probe.remember()
         with self._steps.watch():
             yield
         change_square = self._probe.change_square() if self._has_update_norm else 0.0
+        report = self._report(update, settings, gradient_square, change_square)
+        record = self._record(update, settings, exchange(report, self._group))
+        if self._is_first and update.is_whole:
+            self._write(record)
+
+    def _report(
+        self, update: OpenUpdate, settings: StepSettings, gradient_square: float, change_square: float
+    ) -> ProcessReport:
+        """What this process tells the others."""
         counters = self._steps.counters()
-        lanes = open_update.lanes
-        report = ProcessReport(
+        return ProcessReport(
             rank=self._loader.topology.rank,
-            update=open_update.update,
-            num_losses=open_update.num_losses,
-            samples=open_update.samples,
-            settings=xxhash.xxh3_64_intdigest(repr((rates, loss_scale, scheduler_step)).encode()),
-            loss=open_update.loss(),
+            update=update.update,
+            num_losses=update.num_losses,
+            samples=update.samples,
+            settings=settings.hash(),
+            loss=update.loss(),
             gradient_square=gradient_square,
             change_square=change_square,
             is_skipped=self._steps.is_skipped,
             num_counters=len(counters),
             first_counter=min(counters, default=0),
             last_counter=max(counters, default=0),
-            lane_0=lanes[0],
-            lane_1=lanes[1],
+            lane_0=update.lanes[0],
+            lane_1=update.lanes[1],
         )
+
+    def _record(self, update: OpenUpdate, settings: StepSettings, reports: list[ProcessReport]) -> UpdateRecord:
+        """The line that all processes' reports make."""
         together = combine(
-            exchange(report, self._group),
+            reports,
             num_replicas=self._loader.topology.num_replicas,
             reduction_size=self._loader.reduction_size,
             is_mean=self._loader.gradient_reduction == "mean",
         )
-        tokens = open_update.tokens(self._loader)
-        record = UpdateRecord(
-            update=open_update.update,
-            learning_rates=rates,
-            loss_scale=loss_scale,
-            scheduler_step=scheduler_step,
+        tokens = update.tokens(self._loader)
+        return UpdateRecord(
+            update=update.update,
+            loss=together.loss,
+            gradient_norm=together.gradient_norm,
+            update_norm=together.update_norm if self._has_update_norm else None,
+            learning_rates=settings.learning_rates,
+            loss_scale=settings.loss_scale,
+            skipped=together.skipped,
+            optimizer_steps=together.optimizer_steps,
+            scheduler_step=settings.scheduler_step,
+            samples=together.samples,
             tokens=tokens,
-            throughput=self._throughput(together.samples, tokens),
-            **together._asdict() | {"update_norm": together.update_norm if self._has_update_norm else None},
+            sample_digest=together.sample_digest,
+            throughput=self._throughput(together.samples, tokens, num_devices=len(reports)),
         )
-        if self._is_first and open_update.is_whole:
-            self._write(record)
 
     def _unscale(self) -> None:
         """See to it that gradients are as the optimizer takes them."""
@@ -204,11 +214,10 @@ class TraceRecorder:
             if "already been called" not in str(error):
                 raise
 
-    def _throughput(self, samples: int, tokens: int | None) -> Throughput:
+    def _throughput(self, samples: int, tokens: int | None, *, num_devices: int) -> Throughput:
         now = time.perf_counter()
         assert self._end_s is not None
         seconds, self._end_s = max(now - self._end_s, 1e-9), now
-        num_devices = 1 if self._group is None else dist.get_world_size(self._group)
         return Throughput(
             seconds=seconds,
             samples_per_s=samples / seconds,
@@ -241,40 +250,3 @@ class TraceRecorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _OpenUpdate:
-    """What this process was handed of an update so far."""
-
-    def __init__(self, first: Microbatch) -> None:
-        self.update = first.update
-        self.is_whole = first.index == 0 and first._rows.shape.phase == 0
-        self.num_losses = 0
-        self.samples = 0
-        self.lanes = NO_ROWS
-        self._losses: list[torch.Tensor] = []
-        self._last = first
-
-    def add(self, microbatch: Microbatch, loss: torch.Tensor) -> None:
-        value = loss.detach()
-        if isinstance(value, DTensor):
-            value = value.full_tensor()
-        if value.numel() != 1:
-            raise UsageError(f"add() expects a loss of one element, got shape {tuple(value.shape)}; give its sum.")
-        self._losses.append(value.reshape(()).to(torch.float64))
-        self.num_losses += 1
-        self.samples += microbatch.ids.size
-        self.lanes = add_lanes(self.lanes, sum_lanes(microbatch.positions, microbatch.ids))
-        self._last = microbatch
-
-    def loss(self) -> float:
-        """The sum of the losses; waits for the device."""
-        return float(torch.stack(self._losses).sum())
-
-    def tokens(self, loader: ResumableLoader) -> int | None:
-        """Target tokens of the update, over all ranks; None where they are not counted."""
-        if loader.cursor.recipe.normalize == "targets":
-            # counted by set_targets(), which keeps them in this scale: exact, as counts are below 2^48
-            scale = self._last.loss_scale
-            return round(loss_factor(loader.gradient_reduction, loader.reduction_size) / scale)
-        return self._last._rows.tokens or None

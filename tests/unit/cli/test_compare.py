@@ -12,7 +12,7 @@ import pytest
 
 from resumable_data.cli import main
 from resumable_data.validation.findings import KINDS
-from tests.unit.validation.tracing import make_trace, scaled, write
+from tests.unit.validation.tracing import another_launch, make_trace, scaled, write
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Path:
     """A control, its repeat, a good candidate on other ranks, and one that deviates."""
     control = make_trace()
     write(tmp_path / "control", control)
+    write(tmp_path / "again", another_launch(control))
     write(tmp_path / "repeat", scaled(control, "loss", 1 + 1e-6))
     write(tmp_path / "good", scaled(make_trace(axes=(("dp", 2),), num_devices=2), "loss", 1 + 2e-6, start=19))
     write(tmp_path / "bad", scaled(control, "update_norm", 1.5, start=3))
@@ -36,8 +37,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 def test_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The verdict comes first, then what was compared and a table; a finding has its remedy."""
-    control, repeat = folder / "control", folder / "repeat"
-    assert run(capsys, control, folder / "good", "--repeat", repeat, "--repeat", control) == (
+    control, again, repeat = folder / "control", folder / "again", folder / "repeat"
+    assert run(capsys, control, folder / "good", "--repeat", repeat, "--repeat", again) == (
         0,
         f"""\
 PASS: the candidate does what the control did, within what the control varies by itself

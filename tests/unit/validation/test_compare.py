@@ -16,9 +16,10 @@ from resumable_data.validation.comparison import TraceComparison
 from resumable_data.validation.findings import KINDS
 from resumable_data.validation.limits import QUANTITIES
 from resumable_data.validation.trace import Trace
-from tests.unit.validation.tracing import changed, make_trace, scaled
+from tests.unit.validation.tracing import another_launch, changed, make_trace, scaled
 
 CONTROL = make_trace()
+REPEAT = another_launch(another_launch(CONTROL))
 
 
 def codes(report: TraceComparison) -> list[str]:
@@ -27,10 +28,10 @@ def codes(report: TraceComparison) -> list[str]:
 
 def compare(candidate: Trace, noise: float = 0.0, **options: Any) -> TraceComparison:
     """With one repeat, whose values are apart by `noise`."""
-    repeat = CONTROL
+    repeat = REPEAT
     for quantity in QUANTITIES:
         repeat = scaled(repeat, quantity, 1 + noise)
-    return compare_traces(CONTROL, candidate, repeats=[repeat], **options)
+    return compare_traces(CONTROL, another_launch(candidate), repeats=[repeat], **options)
 
 
 def test_equal_traces_pass() -> None:
@@ -75,7 +76,7 @@ def test_a_skipped_step_may_have_a_gradient_that_is_not_finite() -> None:
     """A step that both skipped for its gradient is no finding; one that only the candidate skipped is."""
     fields = {"skipped": True, "gradient_norm": math.inf, "update_norm": 0.0}
     control = changed(CONTROL, 3, **fields)
-    report = compare_traces(control, control, repeats=[control])
+    report = compare_traces(control, another_launch(control), repeats=[another_launch(control)])
     assert (report.verdict, codes(report)) == ("pass", [])
     assert "RD906" in codes(compare(changed(CONTROL, 3, **fields)))
     loss_too = changed(control, 3, loss=math.nan)
@@ -103,7 +104,7 @@ def test_limits_are_derived_from_repeats(repeats: list[list[float]], candidate: 
         trace = CONTROL
         for at, factor in enumerate(each):
             trace = changed(trace, at, loss=CONTROL.updates[at].loss * factor)
-        traces.append(trace)
+        traces.append(another_launch(trace))
     losses = [[record.loss for record in trace.updates] for trace in (CONTROL, *traces)]
     limit = expected_limit(losses[:-1], 2.0**-17)
     apart = [abs(x - y) / max(abs(x), abs(y)) for x, y in zip(losses[0], losses[-1], strict=True)]
@@ -180,7 +181,7 @@ def test_given_limits_take_the_place_of_derived_ones() -> None:
 def test_without_repeats_less_is_said(factor: float, dtype: str, verdict: str, found: list[str]) -> None:
     """Without repeats, agreement within rounding passes with a warning; more is not told from noise below 1 %."""
     control = make_trace(dtype=dtype)
-    report = compare_traces(control, scaled(control, "loss", factor))
+    report = compare_traces(control, another_launch(scaled(control, "loss", factor)))
     assert (report.verdict, codes(report)) == (verdict, found)
     assert all(one.noise is None and one.limit_source == "rounding" for one in report.quantities)
     if verdict == "pass":
@@ -198,15 +199,16 @@ def test_without_repeats_less_is_said(factor: float, dtype: str, verdict: str, f
         (make_trace(60, 60), "does not have all updates"),
         (changed(CONTROL, 2, sample_digest="0" * 32), "other samples"),
         (changed(CONTROL, 2, loss=math.nan), "not finite"),
+        (CONTROL, "the control's own trace"),
     ],
 )
 def test_only_a_repeat_of_the_control_gives_limits(repeat: Trace, reason: str) -> None:
     """A trace of other ranks, updates, precision or data gives no limit, and the verdict lacks it."""
-    report = compare_traces(CONTROL, CONTROL, repeats=[repeat])
+    report = compare_traces(CONTROL, another_launch(CONTROL), repeats=[repeat])
     assert (report.verdict, report.repeats) == ("unproven", 0)
     assert codes(report) == ["RD925", "RD931"]
     assert reason in report.findings[0].found
-    assert compare_traces(CONTROL, CONTROL, repeats=[repeat, CONTROL]).repeats == 1
+    assert compare_traces(CONTROL, CONTROL, repeats=[repeat, REPEAT]).repeats == 1
 
 
 def test_where_the_candidate_starts() -> None:
@@ -219,7 +221,7 @@ def test_where_the_candidate_starts() -> None:
         assert report.updates == (20 if start == 59 else 19)
     # a control that was recorded all along
     long = make_trace(0, 200)
-    report = compare_traces(long, CONTROL, repeats=[long], first_update=60)
+    report = compare_traces(long, another_launch(CONTROL), repeats=[another_launch(long)], first_update=60)
     assert (report.verdict, report.first_update, report.updates) == ("pass", 60, 20)
     assert compare_traces(long, CONTROL).verdict == "deviates"
     with pytest.raises(UsageError, match="found updates 0 to 199"):
@@ -244,7 +246,14 @@ def test_a_quantity_that_one_lacks_is_missing_and_one_that_both_lack_is_not() ->
     for at in range(20):
         without = changed(without, at, update_norm=None)
     assert (compare(without).verdict, codes(compare(without))) == ("unproven", ["RD924"])
-    assert compare_traces(without, without, repeats=[without]).verdict == "pass"
+    other = another_launch(without)
+    assert compare_traces(without, other, repeats=[other]).verdict == "pass"
+
+
+def test_a_trace_compared_with_itself_proves_nothing() -> None:
+    """The control's own trace, under whatever name, is no candidate."""
+    report = compare_traces(CONTROL, make_trace(path="a copy"), repeats=[REPEAT])
+    assert (report.verdict, codes(report)) == ("unproven", ["RD926"])
 
 
 def test_notes_do_not_change_the_verdict() -> None:

@@ -17,6 +17,7 @@ from resumable_data.errors import UsageError
 from resumable_data.loader import ResumableLoader
 from resumable_data.order import Sequential, Shuffle
 from resumable_data.validation import Trace, TraceRecorder
+from resumable_data.validation.job_header import computing_dtype
 from resumable_data.validation.probe import ParameterProbe
 
 SAMPLES, FEATURES, GLOBAL_BATCH = 24, 4, 6
@@ -220,3 +221,18 @@ def test_norms_of_large_tensors_are_those_of_their_elements(monkeypatch: pytest.
     assert probe.change_square() == pytest.approx(1 + 12 * 4, rel=1e-12)
     model["narrow"].grad = torch.full((5, 5), math.nan, dtype=torch.bfloat16)
     assert math.isnan(probe.gradient_square())
+
+
+def test_the_dtype_is_what_the_device_multiplies_in() -> None:
+    """The parameters' coarsest dtype, or what an accelerator makes float32 products of."""
+    narrow = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2).double())
+    assert computing_dtype(narrow, "cpu") == computing_dtype(narrow, "cuda") == "bfloat16"
+    wide = nn.Linear(2, 2)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert (computing_dtype(wide, "cuda"), computing_dtype(wide, "cpu")) == ("tf32", "float32")
+        torch.set_float32_matmul_precision("highest")
+        assert computing_dtype(wide, "cuda") == "float32"
+    finally:
+        torch.set_float32_matmul_precision(before)

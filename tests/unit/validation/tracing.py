@@ -49,6 +49,18 @@ def make_trace(start: int = 60, stop: int = 80, *, path: str = "trace", **header
     return Trace(path=path, header=make_header(**header), updates=tuple(map(make_record, range(start, stop))))
 
 
+def another_launch(trace: Trace) -> Trace:
+    """The same updates, in other times."""
+    updates = []
+    for record in trace.updates:
+        assert record.throughput is not None
+        seconds = record.throughput.seconds * (1 + 1e-9)
+        updates.append(
+            msgspec.structs.replace(record, throughput=msgspec.structs.replace(record.throughput, seconds=seconds))
+        )
+    return msgspec.structs.replace(trace, updates=tuple(updates))
+
+
 def scaled(trace: Trace, quantity: str, factor: float, *, start: int = 0) -> Trace:
     """The trace with a quantity of its updates from the start-th on multiplied."""
     updates = [
