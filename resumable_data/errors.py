@@ -18,6 +18,7 @@
     ├── LogError                  3  a log of sample IDs cannot be read
     ├── SourceError               3  a source of tokens cannot be read, or does not hold what it says
     ├── CheckpointError           3  a checkpoint, or a file of one, cannot be read
+    ├── TraceError                3  a trace of updates cannot be read or written
     └── LedgerError               3  the ledger cannot be used
         ├── LedgerCorruptError    3  a ledger file is damaged
         └── LedgerWriteError      3  a ledger file could not be written
@@ -116,6 +117,12 @@ class SourceError(ResumableDataError):
 
 class CheckpointError(ResumableDataError):
     """A checkpoint, or a file of one, cannot be read, or is not what it should be."""
+
+    exit_code = 3
+
+
+class TraceError(ResumableDataError):
+    """A trace of updates cannot be read or written, or is damaged."""
 
     exit_code = 3
 

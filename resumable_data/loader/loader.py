@@ -228,6 +228,11 @@ class ResumableLoader:
         return self._session.cursor
 
     @property
+    def run_id(self) -> str:
+        """The run that this loader reads for; empty before the first microbatch of a new one."""
+        return self._session.run_id
+
+    @property
     def topology(self) -> Topology:
         """This process among the others, as the loader found it."""
         return self._settings.topology

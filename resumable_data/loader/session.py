@@ -101,6 +101,11 @@ class Session:
         return self._progress.cursor
 
     @property
+    def run_id(self) -> str:
+        """The run; known from the first delivery on."""
+        return self._progress.run_id
+
+    @property
     def has_uncommitted(self) -> bool:
         """Whether something was delivered that is not committed."""
         return self._progress.has_uncommitted

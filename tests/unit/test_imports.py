@@ -32,6 +32,10 @@ TORCH_FREE = [
     "resumable_data.checkpoint.random_layout",
     "resumable_data.checkpoint.retention",
     "resumable_data.cli",
+    "resumable_data.cli.compare",
+    "resumable_data.validation",
+    "resumable_data.validation.compare",
+    "resumable_data.validation.trace_writer",
     "resumable_data.rng",
 ]
 
