@@ -7,6 +7,7 @@ from typing import Self
 import msgspec
 
 from resumable_data.findings import MISSING_EVIDENCE, NOTE, VIOLATION, WARNING, Kind, PlainFinding
+from resumable_data.ledger.frames import shown
 
 PASS = "pass"
 DEVIATES = "deviates"
@@ -84,6 +85,6 @@ class TraceFinding(PlainFinding, frozen=True, kw_only=True):
     def about(
         cls, code: str, where: str, *, expected: str, found: str, count: int = 1, first_update: int | None = None
     ) -> Self:
-        """A finding by its code."""
-        plain = cls.of(KINDS, code, where, expected=expected, found=found)
+        """A finding by its code; names from files are shown as what prints."""
+        plain = cls.of(KINDS, code, shown(where), expected=shown(expected), found=shown(found))
         return msgspec.structs.replace(plain, count=count, first_update=first_update)

@@ -299,3 +299,10 @@ def test_no_value_is_passed_or_breaks_the_report(quantity: str, at: int, value: 
 def test_every_kind_says_what_to_do() -> None:
     """Codes are of this range, and each has words and a remedy."""
     assert all(code.startswith("RD9") and kind.title and kind.remedy for code, kind in KINDS.items())
+
+
+def test_names_from_files_cannot_forge_a_report() -> None:
+    """A line break in the name of a parameter group is shown escaped."""
+    report = compare(changed(CONTROL, 0, learning_rates={"a\nPASS: good": 0.1}))
+    assert "\nPASS" not in report.to_text()
+    assert "a\\nPASS: good: 0.1" in report.to_text()

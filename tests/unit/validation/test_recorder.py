@@ -197,7 +197,7 @@ def test_wrong_use_is_told(tmp_path: Path) -> None:
 
 def test_norms_of_large_tensors_are_those_of_their_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut into blocks, of any dtype and layout, and with values that float32 cannot square, norms are exact."""
-    monkeypatch.setattr("resumable_data.validation.probe._BLOCK", 7)
+    monkeypatch.setattr("resumable_data.validation.probe._CPU_BLOCK", 7)
     model = nn.ParameterDict(
         {
             "large": nn.Parameter(torch.tensor([3e30, 4e30])),
