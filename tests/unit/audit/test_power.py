@@ -600,6 +600,7 @@ ELSEWHERE = {
     "RD305": "test_lies_of_batches.py",
     "RD405": "test_cursor_audit.py",
     "RD406": "test_tracked_run.py",
+    **dict.fromkeys(("RD408", "RD409", "RD410", "RD411"), "test_checkpoint_audit.py"),
 }
 
 
