@@ -49,9 +49,7 @@ def saved_on_4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "3"
 
 
-@pytest.mark.parametrize(
-    "num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(6, marks=pytest.mark.slow), 8]
-)
+@pytest.mark.parametrize("num_ranks", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 6, 8))])
 def test_case_05_saved_on_4_ranks_loads_on_any_number(saved_on_4: Path, num_ranks: int) -> None:
     """One key for all ranks: all values are those of 4 ranks, and the next update begins there."""
     metadata = pickle.loads((saved_on_4 / ".metadata").read_bytes())

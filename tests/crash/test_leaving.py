@@ -17,7 +17,8 @@ EXIT_CODES = {"end": 0, "destroy": 0, "exit": 3, "interrupt": -2, "default": -15
 FINISHED = {"end", "exit", "interrupt"}
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_leaving(tmp_path: Path, num_ranks: int) -> None:
     """The latest checkpoint is sound, and it is the new one wherever Python ends by itself with its process group."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.crash.leaving", str(tmp_path), str(num_ranks)]
