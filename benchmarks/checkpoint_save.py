@@ -77,7 +77,7 @@ def main() -> None:
                 "dcp.load": lambda: dcp.load(plain_state(program), checkpoint_id=folder / "saved", no_dist=True),
                 "load_checkpoint": lambda: load_checkpoint(folder / "saved-crc", program),
                 "load_checkpoint, digests": lambda: load_checkpoint(folder / "saved", program),
-                "load_checkpoint, payload": lambda: load_checkpoint(folder / "saved-crc", program, level="payload"),
+                "load_checkpoint, directory": lambda: load_checkpoint(folder / "saved-crc", program, level="directory"),
             },
             arguments.repeats,
         )
