@@ -173,7 +173,9 @@ class TakingOver:
         if self._manifest is not None:
             check_digests(self._path, self._manifest, now)
         if self._loader is not None:
-            self._loader.load_state_dict(state[LOADER_NAME], allow=self._of_loader)
+            # its seal was checked, and the rest of the checkpoint is: there is nothing to tell
+            of_loader = {key: value for key, value in state[LOADER_NAME].items() if key != SEAL_KEY}
+            self._loader.load_state_dict(of_loader, allow=self._of_loader)
         together(lambda: self._restore_gradients(gradients))
         self.random_states = self._random.finish()
         return values

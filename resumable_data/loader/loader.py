@@ -17,7 +17,7 @@ from resumable_data.loader.starting import find_start, microbatches_left
 from resumable_data.loader.unreadable import make_unreadable
 from resumable_data.loader.updates import Update, group_updates
 from resumable_data.sampler import LossWeight, RankLayout
-from resumable_data.sampler.state import make_state
+from resumable_data.sampler.state import make_state, tell_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -291,6 +291,8 @@ class ResumableLoader:
                 ``"normalize"``, ``"fingerprint"``), recorded in the cursor; and ``"fresh_start"``, to start at position
                 0 where `state` is empty or None.
 
+        What of a checkpoint is not checked here is logged, for information: its files, model and optimizer.
+
         Raises:
             UsageError: `state` is neither, or `allow` names what cannot be allowed.
             MissingStateError: `state` has no cursor, and a fresh start is not allowed.
@@ -305,6 +307,7 @@ class ResumableLoader:
         self._session.close()
         self._settings = replace(self._settings, schedule=self._content.schedule(start, self._settings.epochs))
         self._session = Session(start, self._settings)
+        tell_unchecked(state, start)
 
     def check_state(self, state: State, allow: Collection[str] = ()) -> None:
         """Make sure that `load_state_dict` would take a state, and load nothing; for arguments and errors see there."""

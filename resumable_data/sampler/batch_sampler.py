@@ -13,7 +13,7 @@ from resumable_data.errors import CommitError, StaleIteratorError, UsageError
 from resumable_data.order import check_order
 from resumable_data.plan import BatchPlan, loss_factor
 from resumable_data.sampler.rank_rows import RankLayout, RankRows
-from resumable_data.sampler.state import make_state, start_cursor
+from resumable_data.sampler.state import make_state, start_cursor, tell_unchecked
 from resumable_data.sampler.targets import LossWeight
 from resumable_data.sampler.topology import resolve_topology
 from resumable_data.sampler.wrappers import GuardedIterator
@@ -256,6 +256,7 @@ class ResumableSampler(Sampler[list[int]]):
         start = start_cursor(state, self._cursor.recipe, allow=allow)
         self.check_shares(start)
         self._cursor = start
+        tell_unchecked(state, start)
         self._make_stale()
 
     def follow(self, loader: HasCursor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from resumable_data.plan import RunSchedule
 
     State = Mapping[str, Any] | Cursor | None
+
+_logger = logging.getLogger(__name__)
 
 FRESH_START = "fresh_start"
 """The name in ``allow=`` that permits an empty state."""
@@ -64,6 +67,19 @@ def start_cursor(
     if saved is None:
         return Cursor.begin(recipe)
     return resume_cursor(saved, recipe, allow=allowed, schedule=schedule)
+
+
+def tell_unchecked(state: State, cursor: Cursor) -> None:
+    """Log what a state that DCP, or anybody, put into a loader does not say of the rest of its checkpoint."""
+    if isinstance(state, Mapping) and SEAL_KEY in state:
+        _logger.info(
+            "loaded update %d, position %d: the cursor and its seal are right. Not checked: whether the checkpoint's "
+            "files are whole and its contents those that were saved, and whether model and optimizer were loaded, and "
+            "are of the same save. load_checkpoint() checks that, and resumable_data.validation.check_state() "
+            "afterwards.",
+            cursor.updates,
+            cursor.position,
+        )
 
 
 def read_state(state: State, *, fresh_start: bool) -> Cursor | None:

@@ -10,7 +10,7 @@ import xxhash
 
 from resumable_data.errors import CommitError, SampleReadError, StaleIteratorError
 from resumable_data.loader.session import Session
-from resumable_data.sampler.state import make_state, start_cursor
+from resumable_data.sampler.state import make_state, start_cursor, tell_unchecked
 from resumable_data.tracking.steps import StepWatch
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ class TrackedLoader(ABC):
         self._session.check_run(start)
         self._session.close()
         self._start_session(start)
+        tell_unchecked(state, start)
 
     def check_agreement(self, peers: Sequence[TrackedLoader] | None = None) -> Cursor:
         """As `ResumableLoader.check_agreement`: call it on every rank right before a save. Collective."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from resumable_data.checkpoint import load_checkpoint, save_checkpoint
+from resumable_data.checkpoint.collective import alone_is_meant
 from resumable_data.cursor import STATE_KEY
 from resumable_data.errors import SealError
 from resumable_data.loader import ResumableLoader
@@ -131,3 +134,19 @@ def test_every_row_has_one_owner() -> None:
     assert [first for first, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
     assert ranges[-1][1] == NUM_ROWS
     assert isinstance(make_seal(b"x"), Seal)
+
+
+def test_a_load_by_dcp_alone_says_what_was_not_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For information: cursor and seal are right, and nobody looked at the rest. load_checkpoint looks."""
+    loader = ResumableLoader(torch.arange(8), global_batch=4, microbatch=4)
+    with alone_is_meant():
+        dcp.save({"loader": loader}, checkpoint_id=tmp_path / "a", no_dist=True)
+        with caplog.at_level(logging.INFO, "resumable_data"):
+            dcp.load({"loader": loader}, checkpoint_id=tmp_path / "a", no_dist=True)
+    (record,) = (one for one in caplog.records if one.name.startswith("resumable_data"))
+    assert "Not checked: whether the checkpoint's files are whole" in record.getMessage()
+    caplog.clear()
+    save_checkpoint(tmp_path / "b", {}, loader=loader)
+    with caplog.at_level(logging.INFO, "resumable_data"):
+        load_checkpoint(tmp_path / "b", {}, loader=loader)
+    assert not [one for one in caplog.records if one.name.startswith("resumable_data")]
