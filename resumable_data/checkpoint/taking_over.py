@@ -182,9 +182,8 @@ class TakingOver:
 
     def _restore_gradients(self, gradients: dict[str, Any]) -> None:
         for name, part in self._program.gradients.items():
-            if (
-                f"{name}.{PHASE_KEY}" not in self._absent
-            ):  # where it was allowed to be absent, the run goes on at the update's start
+            # where it was allowed to be absent, the run goes on at the update's start
+            if f"{name}.{PHASE_KEY}" not in self._absent:
                 part.load_state_dict(gradients[name])
         if self._loader is not None and self._manifest is not None and not self._loader.phase:
             self.discarded = self._manifest.phase

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.distributed.tensor import DTensor
 
 from resumable_data.checkpoint.after_load import check_counters, digests_in_files
@@ -127,6 +128,7 @@ class _StateCheck:
         self._state = {name: value for name, value in together(program.state).items() if name not in random}
         self._flat = flatten_state_dict(self._state)[0]
         self._is_new = {name for name, part in program.parts.items() if isinstance(part, OptimizerPart) and part.is_new}
+        self._common: list[str] = []
         self.findings: list[StateFinding] = []
         self.num_tensors = self.num_values = 0
 
@@ -143,8 +145,8 @@ class _StateCheck:
         for kind, keys in by_kind.items():
             first = next(one for one in differences if one.kind == kind)
             self._add(_DIFFERENCES[kind], keys, expected=first.saved, found=first.now)
-        usable = {one.key for one in differences if one.kind != "dtype"}
-        self._common = [key for key in self._saved if key in self._flat and key not in usable]
+        apart = {one.key for one in differences if one.kind != "dtype"}
+        self._common = [key for key in self._saved if key in self._flat and key not in apart]
 
     def tensors(self) -> None:
         """All tensors are what the files hold, cast where the type is another one."""
@@ -177,8 +179,16 @@ class _StateCheck:
                 self._add("RD948", [key], expected=repr(saved[key])[:200], found=repr(live[key])[:200])
 
     def moments(self) -> None:
-        """States of optimizers, and parameters, are finite; moments of stepped parameters are not zero everywhere."""
-        own = {key: _look(value) for key, value in tensors_of(self._state).items() if value.is_floating_point()}
+        """States of optimizers, and parameters, are finite; moments of stepped parameters are not zero everywhere.
+
+        A buffer may hold infinite values, as a mask does.
+        """
+        buffers = self._buffers()
+        own = {
+            key: _look(value)
+            for key, value in tensors_of(self._state).items()
+            if value.is_floating_point() and key not in buffers
+        }
         everyones: dict[str, list[bool]] = {}
         for part in gather_bytes(msgspec.json.encode(own)):
             for key, (is_finite, is_zero) in msgspec.json.decode(part, type=dict[str, tuple[bool, bool]]).items():
@@ -191,6 +201,16 @@ class _StateCheck:
         zero = [key for key, (_, is_zero) in everyones.items() if is_zero and self._is_stepped_moment(key)]
         if zero:
             self._add("RD952", zero, expected="the moments of steps", found="zeros")
+
+    def _buffers(self) -> set[str]:
+        parts = self._program.parts.items()
+        models = [(name, part.model) for name, part in parts if isinstance(part, ModelPart)]
+        return {
+            f"{name}.{full}"
+            for name, model in models
+            for wrapped, _ in model.named_buffers()
+            for full in _get_fqns(model, wrapped)
+        }
 
     def _is_stepped_moment(self, key: str) -> bool:
         name, _, rest = key.partition(".")

@@ -33,6 +33,7 @@ class Model(nn.Module):
         if is_tied:
             self.out.weight = self.into.weight
         self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("mask", torch.full((2,), float("-inf")))
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
