@@ -17,12 +17,11 @@ import torch
 import torch.distributed as dist
 
 from resumable_data.checkpoint import async_save_checkpoint, save_checkpoint
+from tests.children import wait_for
 from tests.distributed.saves import before_writing
 
 MAX_S = 60.0
 HELD_S = 1.0
-HUNG = 1000
-"""The exit code of a process that had to be killed."""
 CASES = {1: ["end", "exit", "interrupt", "default"], 2: ["end", "destroy", "exit", "default", "one killed"]}
 """Ways to leave, by the number of processes."""
 
@@ -57,21 +56,6 @@ def run(how: str, rank: int, num_ranks: int, root: Path) -> None:
     leave(how)
 
 
-def wait_for(pids: list[int]) -> list[int]:
-    """Exit codes, negative for signals."""
-    codes, deadline = [], time.monotonic() + MAX_S
-    for pid in pids:
-        ended, status = 0, 0
-        while not ended and time.monotonic() < deadline:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.01)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        codes.append(os.waitstatus_to_exitcode(status) if ended else HUNG)
-    return codes
-
-
 def main() -> None:
     folder, num_ranks = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
@@ -85,7 +69,7 @@ def main() -> None:
                 run(how, rank, num_ranks, root)
                 return
             started.setdefault(root.name, []).append(pid)
-    sys.stdout.write(json.dumps({name: wait_for(pids) for name, pids in started.items()}))
+    sys.stdout.write(json.dumps({name: wait_for(pids, timeout_s=MAX_S) for name, pids in started.items()}))
 
 
 if __name__ == "__main__":

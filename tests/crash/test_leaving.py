@@ -11,7 +11,8 @@ import pytest
 
 from resumable_data.checkpoint import latest_checkpoint
 from resumable_data.checkpoint.files.verify import verify_checkpoint
-from tests.crash.leaving import CASES, HUNG
+from tests.children import HUNG
+from tests.crash.leaving import CASES
 
 EXIT_CODES = {"end": 0, "destroy": 0, "exit": 3, "interrupt": -2, "default": -15}
 FINISHED = {"end", "exit", "interrupt"}

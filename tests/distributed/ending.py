@@ -9,9 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -19,11 +17,10 @@ import torch
 import torch.distributed as dist
 
 from resumable_data.checkpoint import async_save_checkpoint, load_checkpoint, save_checkpoint
+from tests.children import wait_for
 from tests.distributed.saves import Program
 
 MAX_S = 120.0
-HUNG = 1000
-"""The exit code of a process that had to be killed."""
 
 
 def save_and_load(root: Path) -> None:
@@ -56,21 +53,6 @@ def run(rank: int, num_ranks: int, root: Path, end: str) -> None:
         dist.destroy_process_group()
 
 
-def wait_for(pids: list[int]) -> list[int]:
-    """Exit codes, negative for signals."""
-    codes, deadline = [], time.monotonic() + MAX_S
-    for pid in pids:
-        ended, status = 0, 0
-        while not ended and time.monotonic() < deadline:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            time.sleep(0.005)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        codes.append(os.waitstatus_to_exitcode(status) if ended else HUNG)
-    return codes
-
-
 def main() -> None:
     folder, num_ranks, num_runs, end = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
@@ -90,7 +72,7 @@ def main() -> None:
                 run(rank, num_ranks, root, end)
                 return
             pids.append(pid)
-        codes.append(wait_for(pids))
+        codes.append(wait_for(pids, timeout_s=MAX_S))
     sys.stdout.write(json.dumps(codes))
 
 
