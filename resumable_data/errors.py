@@ -9,6 +9,7 @@
     │   ├── MissingStateError     3  there is no cursor in the state
     │   ├── CorruptStateError     3  the cursor's bytes are damaged or of another format
     │   ├── OtherRunError         1  the cursor belongs to another run
+    │   ├── MigrationError        1  a run is moved in a way that nobody declared
     │   └── RecipeMismatchError   1  the cursor was counted under another recipe
     ├── DisagreementError         1  ranks of one job hold different cursors
     ├── FencedError               1  another launch goes on with this job's run
@@ -67,6 +68,12 @@ class SealError(CorruptStateError):
 
 class OtherRunError(StateError):
     """The cursor belongs to another run."""
+
+    exit_code = 1
+
+
+class MigrationError(StateError):
+    """A run is moved in a way that nobody declared, or otherwise than it was declared."""
 
     exit_code = 1
 

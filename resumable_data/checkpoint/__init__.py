@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.files.verify import verify_checkpoint
     from resumable_data.checkpoint.gradients import InFlightGradients
     from resumable_data.checkpoint.load import Loaded, load_checkpoint
+    from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
+    from resumable_data.checkpoint.migration.destination import Destination
+    from resumable_data.checkpoint.migration.migration_file import MigrationManifest, plan_migration, read_migration
     from resumable_data.checkpoint.random_states import RandomStates
     from resumable_data.checkpoint.retention import PruneReport, prune_checkpoints
     from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
@@ -25,8 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncSave",
     "CheckpointReport",
+    "Continuity",
+    "Declaration",
+    "Destination",
     "InFlightGradients",
     "Loaded",
+    "MigrationManifest",
     "PruneReport",
     "RandomStates",
     "RunManifest",
@@ -34,7 +41,9 @@ __all__ = [
     "capture_run",
     "latest_checkpoint",
     "load_checkpoint",
+    "plan_migration",
     "prune_checkpoints",
+    "read_migration",
     "read_run_manifest",
     "save_checkpoint",
     "verify_checkpoint",
@@ -43,8 +52,12 @@ __all__ = [
 _HOMES = {
     "AsyncSave": "running",
     "CheckpointReport": "files.report",
+    "Continuity": "migration.declaration",
+    "Declaration": "migration.declaration",
+    "Destination": "migration.destination",
     "InFlightGradients": "gradients",
     "Loaded": "load",
+    "MigrationManifest": "migration.migration_file",
     "PruneReport": "retention",
     "RandomStates": "random_states",
     "async_save_checkpoint": "async_save",
@@ -52,7 +65,9 @@ _HOMES = {
     "capture_run": "capture",
     "latest_checkpoint": "files.latest",
     "load_checkpoint": "load",
+    "plan_migration": "migration.migration_file",
     "prune_checkpoints": "retention",
+    "read_migration": "migration.migration_file",
     "read_run_manifest": "run_manifest",
     "save_checkpoint": "save",
     "verify_checkpoint": "files.verify",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -22,6 +23,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from resumable_data import __version__
 from resumable_data.checkpoint.collective import rank_and_size
+from resumable_data.checkpoint.migration.carried import carried_by
+from resumable_data.checkpoint.migration.changes import AS_PARAMETERS, is_model_axis
 from resumable_data.checkpoint.random_states import RandomStates
 from resumable_data.checkpoint.run_manifest import (
     BatchInfo,
@@ -33,6 +36,7 @@ from resumable_data.checkpoint.run_manifest import (
     RunManifest,
     ScalerInfo,
     SchedulerInfo,
+    ScheduleUnit,
     TensorInfo,
 )
 from resumable_data.checkpoint.settings import MOVING
@@ -51,6 +55,7 @@ def capture_run(
     *,
     commit: str = "",
     invariant: Invariant = "samples",
+    schedule_unit: ScheduleUnit | None = None,
 ) -> RunManifest:
     """What a training program is made of now. Not collective; nothing changes.
 
@@ -60,10 +65,13 @@ def capture_run(
         commit: What identifies the code that made the model, say a commit of its repository.
         invariant: What is to stay the same when ranks change: ``"samples"`` or ``"tokens"`` of an update, or the
             position of the ``"schedule"``.
+        schedule_unit: What the scheduler's steps count: ``"updates"``, ``"samples"`` or ``"tokens"``. Where it is not
+            declared, what the checkpoint says that `loader` was loaded from.
 
     Returns:
         The manifest. `RunManifest.unknown` lists what could not be found out: ``"autocast"`` is a mode of the loop, and
-        not of the program, and is not seen where it is off during the call; ``"commit"`` is unknown unless given.
+        not of the program, and is not seen where it is off during the call; ``"commit"`` and ``"schedule_unit"`` are
+        unknown unless given. Loads at which something changed are known of the loader.
     """
     models = {name: part for name, part in parts.items() if isinstance(part, Module)}
     optimizers = {name: part for name, part in parts.items() if isinstance(part, Optimizer)}
@@ -71,8 +79,10 @@ def capture_run(
     scalers = {name: part for name, part in parts.items() if isinstance(part, torch.amp.GradScaler)}
     random = [part for part in parts.values() if isinstance(part, RandomStates)]
     named = models.keys() | optimizers.keys() | schedulers.keys() | scalers.keys()
-    unknown = [name for name, is_known in (("autocast", _autocast() != ""), ("commit", bool(commit))) if not is_known]
-    topology = None if loader is None else loader.topology
+    carried = carried_by(loader)
+    unit = schedule_unit or carried.schedule_unit
+    known = {"autocast": _autocast() != "", "commit": bool(commit), "schedule_unit": unit is not None}
+    unknown = [name for name, is_known in known.items() if not is_known]
     size = rank_and_size()[1]
     return RunManifest(
         unknown=tuple(unknown + ([] if loader is not None else ["cursor", "batch"])),
@@ -86,10 +96,30 @@ def capture_run(
         cursor=msgspec.Raw(b"null" if loader is None else loader.cursor.to_json()),
         phase=0 if loader is None else loader.phase,
         world_size=size,
-        mesh=Mesh((("dp", size),), ("dp",)) if topology is None else Mesh(topology.axes, topology.data_axes),
+        mesh=_mesh(models, loader, size),
         batch=None if loader is None else _batch(loader, invariant),
         environment=_environment(commit),
+        schedule_unit=unit,
+        transitions=carried.transitions,
     )
+
+
+def _mesh(models: Mapping[str, Module], loader: ResumableLoader | None, world_size: int) -> Mesh:
+    """The loader's mesh, and what the models' shards tell of tensor-parallel axes and the like beside it."""
+    of_models = {
+        name: size
+        for model in models.values()
+        for parameter in model.parameters()
+        if isinstance(parameter, DTensor)
+        for name, size in zip(parameter.device_mesh.mesh_dim_names or (), parameter.device_mesh.shape, strict=False)
+        if is_model_axis(name)
+    }
+    if loader is not None:
+        axes, data_axes = loader.topology.axes, loader.topology.data_axes
+    else:
+        axes, data_axes = (("dp", max(world_size // math.prod(of_models.values()), 1)),), ("dp",)
+    named = {name for name, _ in axes}
+    return Mesh((*axes, *((name, size) for name, size in of_models.items() if name not in named)), data_axes)
 
 
 def _kind(part: Any) -> str:
@@ -210,7 +240,7 @@ def _precision(models: Mapping[str, Module]) -> dict[str, str]:
 
 
 def _dtype(dtype: torch.dtype | None) -> str:
-    return "as parameters" if dtype is None else str(dtype).removeprefix("torch.")
+    return AS_PARAMETERS if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _autocast() -> str:

@@ -10,13 +10,19 @@ import msgspec
 import torch
 
 from resumable_data.checkpoint.manifest import BytesKey, TensorKey
+from resumable_data.checkpoint.migration.changes import DTYPE, MESH, PRECISION, SCHEDULE
 from resumable_data.errors import CheckpointError
 from resumable_data.ledger.frames import shown
 
 NO_MANIFEST = "no_manifest"
 NO_CHECKSUMS = "no_checksums"
 STEP_COUNTERS = "step_counters"
-ALLOWANCES = frozenset({"only_in_checkpoint", "only_in_program", "dtype", NO_MANIFEST, NO_CHECKSUMS, STEP_COUNTERS})
+ALLOWANCES = frozenset(
+    {
+        *("only_in_checkpoint", "only_in_program", DTYPE, NO_MANIFEST, NO_CHECKSUMS, STEP_COUNTERS),
+        *(MESH, PRECISION, SCHEDULE),
+    }
+)
 """What `load_checkpoint` may be told to allow, besides what the loader takes."""
 
 _SHOWN = 8

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from resumable_data.checkpoint.files.opening import read_small
+from resumable_data.checkpoint.migration.records import Transition
 from resumable_data.cursor import Cursor
 from resumable_data.errors import CheckpointError
 from resumable_data.ledger.frames import shown
@@ -24,6 +25,7 @@ MAX_RUN_MANIFEST_BYTES = 1 << 28
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Setting = bool | int | float | str | None
 Invariant = Literal["samples", "tokens", "schedule"]
+ScheduleUnit = Literal["updates", "samples", "tokens"]
 
 
 class TensorInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -149,6 +151,8 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         mesh: All axes of the device mesh, and those that are data-parallel.
         batch: The batch equation; None without a loader.
         environment: Versions and modes; None where not known.
+        schedule_unit: What the steps of the schedule count, as it was declared last; None where it never was.
+        transitions: Loads at which something changed, from the run's beginning on.
     """
 
     version: int = RUN_MANIFEST_VERSION
@@ -166,6 +170,8 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mesh: Mesh = Mesh()
     batch: BatchInfo | None = None
     environment: Environment | None = None
+    schedule_unit: ScheduleUnit | None = None
+    transitions: tuple[Transition, ...] = ()
 
     @property
     def dp_size(self) -> int:

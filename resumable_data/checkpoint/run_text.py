@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from resumable_data.ledger.frames import shown
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.migration.records import Transition
     from resumable_data.checkpoint.run_manifest import ModelInfo, OptimizerInfo, RunManifest
 
 _SHOWN = 6
@@ -26,7 +27,10 @@ def run_manifest_text(manifest: RunManifest) -> str:
     lines += [f"precision of {name}: {text}" for name, text in manifest.precision.items()]
     if "random_states" not in manifest.unknown:
         lines.append(f"random states: {manifest.random_states or 'none'}")
+    if manifest.schedule_unit is not None:
+        lines.append(f"schedule counts {manifest.schedule_unit}")
     lines += _data(manifest)
+    lines += [line for transition in manifest.transitions[-_SHOWN:] for line in _transition(transition)]
     if manifest.environment is not None:
         one = manifest.environment
         lines.append(f"torch {one.torch}, python {one.python}, numpy {one.numpy}, device {one.device}")
@@ -52,6 +56,16 @@ def _optimizer(name: str, optimizer: OptimizerInfo) -> Iterator[str]:
     for at, group in enumerate(optimizer.groups[:_SHOWN]):
         settings = ", ".join(f"{key}={value}" for key, value in group.settings.items() if value is not None)
         yield f"  group {at}: {len(group.parameters)} parameters, {settings}"
+
+
+def _transition(transition: Transition) -> Iterator[str]:
+    by = f", migration {transition.migration_xxh3}" if transition.migration_xxh3 else ""
+    by += f", allowed as {', '.join(transition.allowances)}" if transition.allowances else ""
+    yield f"moved before update {'?' if transition.update is None else transition.update}{by}"
+    for change in transition.changes:
+        yield f"  {change.field}: {change.saved} to {change.now} ({change.risk})"
+    if transition.unknown:
+        yield f"  not compared: {', '.join(transition.unknown)}"
 
 
 def _data(manifest: RunManifest) -> Iterator[str]:

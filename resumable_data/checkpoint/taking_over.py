@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from resumable_data.sampler.state import read_state
 if TYPE_CHECKING:
     from resumable_data.checkpoint.manifest import Manifest
     from resumable_data.checkpoint.program import Program
+    from resumable_data.cursor import RecipeChange
     from resumable_data.loader import ResumableLoader
 
 
@@ -47,6 +48,7 @@ class TakingOver:
         loader: Its loader; None without one.
         manifest: The checkpoint's; None without one.
         allowed: What may differ, by name.
+        declared: What the cursor records beside changes of its recipe.
 
     Attributes:
         differences: What differs, and is allowed to.
@@ -57,8 +59,15 @@ class TakingOver:
     """
 
     def __init__(
-        self, path: Path, program: Program, loader: ResumableLoader | None, manifest: Manifest | None, allowed: set[str]
+        self,
+        path: Path,
+        program: Program,
+        loader: ResumableLoader | None,
+        manifest: Manifest | None,
+        allowed: set[str],
+        declared: Sequence[RecipeChange] = (),
     ) -> None:
+        self._declared = declared
         self._path, self._program, self._loader, self._manifest = path, program, loader, manifest
         self._allowed, self._of_loader = allowed & ALLOWANCES, allowed - ALLOWANCES
         self._metadata = together(lambda: parse_metadata((path / METADATA_NAME).read_bytes()))
@@ -111,7 +120,7 @@ class TakingOver:
         if f"{LOADER_NAME}.{STATE_KEY}" in self._absent:
             together(lambda: loader.check_state({}, self._of_loader))
         elif cursor is not None:
-            together(lambda: loader.check_state(cursor, self._of_loader))
+            together(lambda: loader.check_state(cursor, self._of_loader, self._declared))
 
     def read(self) -> None:
         """Read the files; models and whatever shares its memory with its state hold what was saved from here on.
@@ -175,7 +184,7 @@ class TakingOver:
         if self._loader is not None:
             # its seal was checked, and the rest of the checkpoint is: there is nothing to tell
             of_loader = {key: value for key, value in state[LOADER_NAME].items() if key != SEAL_KEY}
-            self._loader.load_state_dict(of_loader, allow=self._of_loader)
+            self._loader.go_on_from(of_loader, self._of_loader, self._declared)
         together(lambda: self._restore_gradients(gradients))
         self.random_states = self._random.finish()
         return values

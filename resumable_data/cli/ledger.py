@@ -111,6 +111,12 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
                 "data_axes": list(claim.mesh.data_axes),
                 "start_update": claim.start.updates,
                 "start_position": claim.start.position,
+                "migrations": [
+                    {"field": shown(change.field), "saved": change.saved, "now": change.now}
+                    for migration in claim.start.migrations
+                    if migration.update == claim.start.updates
+                    for change in migration.changes
+                ],
                 "taken_over": claim.inside.samples if claim.inside else 0,
                 "files": len(attempt.files.ranks) + len(attempt.files.peers),
                 "package_version": shown(claim.package_version),
@@ -130,6 +136,9 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
             f"position {row['start_position']}, {row['num_replicas']} ranks of {mesh}, microbatch {row['microbatch']}, "
             f"{row['files']} files{branch}"
         )
+        for change in row["migrations"]:
+            values = " to ".join(shown(repr(change[key])) for key in ("saved", "now"))
+            print(f"    declared there: {change['field']} {values}")
 
 
 def _export(args: argparse.Namespace) -> int:

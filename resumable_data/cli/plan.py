@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from resumable_data.cli.cursor_file import read_cursor
+from resumable_data.cli.plan_checkpoint import add_options, check_options, run_with_checkpoint
 from resumable_data.errors import UsageError
 from resumable_data.plan import GRADIENT_REDUCTIONS, TAILS, Schedule
 from resumable_data.plan.report import PlanRequest, RankSet, make_report
@@ -24,8 +25,10 @@ _EPILOG = """\
 examples:
   resumable-data plan --samples 1000000 --global-batch 256 --microbatch 2 --num-replicas 8 --to 10
   resumable-data plan --cursor cursor.json --microbatch 2 --num-replicas 8 --to 10 --epochs 3
+  resumable-data plan run/step-500 --mesh dp=4,tp=2 --why "fewer nodes" -o migration.json
 
-exit codes: 0 the move is exact, 1 it is not, 2 wrong arguments, 3 the cursor cannot be read
+exit codes: 0 the move is exact, or keeps what must survive, 1 not so, 2 wrong arguments, 3 the cursor or checkpoint
+cannot be read
 """
 
 
@@ -50,14 +53,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--phase", type=_integer(0, MAX_SAMPLES), default=0, metavar="P", help="rows of the next update accumulated"
     )
     now = parser.add_argument_group("the ranks")
-    now.add_argument("--num-replicas", type=ranks, required=True, metavar="W", help="data-parallel ranks today")
-    now.add_argument("--microbatch", type=ranks, required=True, metavar="b", help="largest microbatch of a rank")
+    now.add_argument(
+        "--num-replicas", type=ranks, metavar="W", help="data-parallel ranks today; with CHECKPOINT those to move to"
+    )
+    now.add_argument(
+        "--microbatch", type=ranks, metavar="b", help="largest microbatch of a rank today; with CHECKPOINT there"
+    )
     now.add_argument("--to", type=ranks, metavar="W'", help="data-parallel ranks to move to")
     now.add_argument("--to-microbatch", type=ranks, metavar="b'", help="largest microbatch there (default: b)")
     now.add_argument("--pad-microbatches", action="store_true", help="filler makes all microbatches equally large")
-    now.add_argument(
-        "--gradient-reduction", choices=GRADIENT_REDUCTIONS, default="mean", help="across ranks (default: mean)"
-    )
+    now.add_argument("--gradient-reduction", choices=GRADIENT_REDUCTIONS, help="across ranks (default: mean)")
+    add_options(parser, _integer)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -67,7 +73,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: Arguments are missing or contradict the cursor.
         StateError: The cursor's file cannot be read.
+        CheckpointError: The checkpoint cannot be read.
     """
+    check_options(args)
+    if args.checkpoint:
+        return run_with_checkpoint(args)
+    _require(args, "num_replicas", "microbatch")
     report = make_report(_request(args))
     print(report.to_json().decode() if args.json else report.to_text())
     return report.exit_code
@@ -86,6 +97,12 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return convert
+
+
+def _require(args: argparse.Namespace, *names: str) -> None:
+    missing = ["--" + name.replace("_", "-") for name in names if getattr(args, name) is None]
+    if missing:
+        raise UsageError(f"expected {' and '.join(missing)}, or a CHECKPOINT, which tells it. Nothing was planned.")
 
 
 class _Run(NamedTuple):
@@ -118,7 +135,7 @@ def _request(args: argparse.Namespace) -> PlanRequest:
         offset=of.offset,
         phase=args.phase,
         pad_microbatches=args.pad_microbatches,
-        gradient_reduction=args.gradient_reduction,
+        gradient_reduction=args.gradient_reduction or "mean",
         normalize=of.normalize,
     )
 

@@ -22,7 +22,11 @@ CURSOR_VERSION = 1
 
 
 class Migration(msgspec.Struct, frozen=True, array_like=True):
-    """A declared change of the recipe, made before the update with index `update`, at `position`."""
+    """Declared changes, made before the update with index `update`, at `position`.
+
+    They are of the recipe's fields; and, by names that no recipe has (``"mesh.tp"``, ``"precision.model.parameters"``),
+    of what else `load_checkpoint` refuses to change without a declaration.
+    """
 
     update: int
     position: int
@@ -70,7 +74,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         padding: Rows committed that repeated a sample to fill an update (``tail="pad"``).
         dropped: Samples skipped at the ends of epochs (``tail="drop"``).
         batches: Batches committed, each of all ranks, in a run over a DataLoader and a DistributedSampler; else 0.
-        migrations: Declared changes of the recipe, oldest first.
+        migrations: Declared changes of the recipe, and of mesh, precision and schedule, oldest first.
         coverage: Digests of what was delivered, of one or more spans of committed positions.
         packed: The place of the next packed row, and the documents and tokens behind it; `msgspec.UNSET`, and not in
             the JSON, in other runs.

@@ -126,9 +126,14 @@ def compare_recipes(saved: Recipe, now: Recipe) -> tuple[RecipeChange, ...]:
     )
 
 
+def effect_of(field: str) -> str:
+    """What a change of a field would do to the data."""
+    return _EFFECTS[field.partition(".")[0]]
+
+
 def describe_changes(changes: Collection[RecipeChange]) -> str:
     """A table of changed fields: name, saved value, value now, and what the change does to the data."""
-    rows = [(c.field, repr(c.saved), repr(c.now), _EFFECTS[c.field.partition(".")[0]]) for c in changes]
+    rows = [(c.field, repr(c.saved), repr(c.now), effect_of(c.field)) for c in changes]
     widths = [max(len(row[column]) for row in [*rows, _HEADER]) for column in range(3)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip()

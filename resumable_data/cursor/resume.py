@@ -12,8 +12,9 @@ from resumable_data.cursor.recipe import ALLOWED_CHANGES, Recipe, check_allowed,
 from resumable_data.errors import RecipeMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
+    from resumable_data.cursor.recipe import RecipeChange
     from resumable_data.order import Order
     from resumable_data.packing import PackedTokens
     from resumable_data.plan import RunSchedule
@@ -48,7 +49,12 @@ def new_cursor(
 
 
 def resume_cursor(
-    saved: Cursor, recipe: Recipe, *, allow: Collection[str] = (), schedule: RunSchedule | None = None
+    saved: Cursor,
+    recipe: Recipe,
+    *,
+    allow: Collection[str] = (),
+    schedule: RunSchedule | None = None,
+    declared: Sequence[RecipeChange] = (),
 ) -> Cursor:
     """The cursor that a job with `recipe` starts at, to go on from `saved`.
 
@@ -57,6 +63,7 @@ def resume_cursor(
         recipe: What this job declares.
         allow: Names of recipe fields that may differ; the change is recorded in the cursor as a migration.
         schedule: How this job cuts the run's positions; by its recipe when None.
+        declared: Changes of what is not in the recipe, recorded in the same migration.
 
     Raises:
         RecipeMismatchError: A field differs that is not allowed to.
@@ -65,7 +72,7 @@ def resume_cursor(
     """
     allowed = check_allowed(allow)
     changes = compare_recipes(saved.recipe, recipe)
-    if not changes:
+    if not changes and not declared:
         return saved
     refused = [change for change in changes if change.field not in allowed]
     if refused:
@@ -75,7 +82,7 @@ def resume_cursor(
             f"{saved.updates} updates) was counted under:\n{describe_changes(refused)}\n"
             f"Nothing was loaded. {_way_out(names)}"
         )
-    migration = Migration(saved.updates, saved.position, changes)
+    migration = Migration(saved.updates, saved.position, (*changes, *declared))
     migrated = msgspec.structs.replace(saved, recipe=recipe, migrations=(*saved.migrations, migration))
     require_room(migrated)
     place = (schedule or migrated.schedule()).settle(saved.epoch, saved.offset)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from resumable_data.cursor import Cursor, Phase
+    from resumable_data.checkpoint.migration.carried import Carried
+    from resumable_data.cursor import Cursor, Phase, RecipeChange
     from resumable_data.loader.microbatch import Microbatch
     from resumable_data.order import Order
     from resumable_data.sampler import MicrobatchRows, Topology
@@ -165,6 +166,8 @@ class ResumableLoader:
             schedule=self._content.schedule(start, epochs),
         )
         self._session = Session(start, self._settings)
+        self.carried: Carried | None = None
+        """What `load_checkpoint` leaves for the next `save_checkpoint`; nothing where the state came otherwise."""
         options |= {"num_workers": num_workers, "pin_memory": pin_memory}
         content = self._content
         self._reader = Reader(content.fetcher, content.requests, seed=seed, replaced=replaced, **options)
@@ -301,20 +304,31 @@ class ResumableLoader:
             RecipeMismatchError: It was counted under another recipe.
             StateError: A later state of the run would not fit its tensor, say for one migration too many.
         """
-        start = self._find_start(state, allow)
+        self.go_on_from(state, allow)
+
+    def go_on_from(self, state: State, allow: Collection[str] = (), declared: Sequence[RecipeChange] = ()) -> None:
+        """As `load_state_dict`, for `load_checkpoint`.
+
+        Args:
+            state: See there.
+            allow: See there.
+            declared: Changes of what is not in the recipe, which are recorded in the cursor with those of the recipe.
+        """
+        start = self._find_start(state, allow, declared)
         self._session.check_run(start)
+        self.carried = None
         self._reader.stop()
         self._session.close()
         self._settings = replace(self._settings, schedule=self._content.schedule(start, self._settings.epochs))
         self._session = Session(start, self._settings)
         tell_unchecked(state, start)
 
-    def check_state(self, state: State, allow: Collection[str] = ()) -> None:
-        """Make sure that `load_state_dict` would take a state, and load nothing; for arguments and errors see there."""
-        self._session.check_run(self._find_start(state, allow))
+    def check_state(self, state: State, allow: Collection[str] = (), declared: Sequence[RecipeChange] = ()) -> None:
+        """Make sure that `go_on_from` would take a state, and load nothing; for arguments and errors see there."""
+        self._session.check_run(self._find_start(state, allow, declared))
 
-    def _find_start(self, state: State, allow: Collection[str]) -> Cursor:
-        return find_start(state, self.cursor.recipe, self._content, allow=allow)
+    def _find_start(self, state: State, allow: Collection[str], declared: Sequence[RecipeChange]) -> Cursor:
+        return find_start(state, self.cursor.recipe, self._content, allow=allow, declared=declared)
 
     def remap(
         self,

@@ -11,19 +11,26 @@ from resumable_data.plan import BatchPlan
 from resumable_data.sampler.state import read_state, start_cursor
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
-    from resumable_data.cursor import Cursor, Recipe
+    from resumable_data.cursor import Cursor, Recipe, RecipeChange
     from resumable_data.loader.content import Content
     from resumable_data.plan import RunSchedule
     from resumable_data.sampler import RankLayout
     from resumable_data.sampler.state import State
 
 
-def find_start(state: State, recipe: Recipe, content: Content, *, allow: Collection[str]) -> Cursor:
+def find_start(
+    state: State,
+    recipe: Recipe,
+    content: Content,
+    *,
+    allow: Collection[str],
+    declared: Sequence[RecipeChange] = (),
+) -> Cursor:
     """The cursor in a state; for arguments and errors see `start_cursor`. Says what became of `content`."""
     try:
-        return start_cursor(state, recipe, allow=allow)
+        return start_cursor(state, recipe, allow=allow, declared=declared)
     except RecipeMismatchError as error:
         saved = read_state(state, fresh_start=True)
         change = saved and content.describe_change(saved.recipe)

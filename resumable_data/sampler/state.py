@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from resumable_data.errors import CorruptStateError, MissingStateError, UsageErr
 from resumable_data.sampler.seal import SEAL_KEY, check_seal, make_seal
 
 if TYPE_CHECKING:
-    from resumable_data.cursor import Recipe
+    from resumable_data.cursor import Recipe, RecipeChange
     from resumable_data.plan import RunSchedule
 
     State = Mapping[str, Any] | Cursor | None
@@ -44,7 +44,12 @@ def seal_state(state: dict[str, torch.Tensor], nonce: int) -> dict[str, torch.Te
 
 
 def start_cursor(
-    state: State, recipe: Recipe, *, allow: Collection[str], schedule: RunSchedule | None = None
+    state: State,
+    recipe: Recipe,
+    *,
+    allow: Collection[str],
+    schedule: RunSchedule | None = None,
+    declared: Sequence[RecipeChange] = (),
 ) -> Cursor:
     """The cursor that a job with `recipe` starts at.
 
@@ -53,6 +58,7 @@ def start_cursor(
         recipe: What this job declares.
         allow: Names of recipe fields that may differ, and `FRESH_START`.
         schedule: How this job cuts the run's positions; by its recipe when None.
+        declared: See `resume_cursor`.
 
     Raises:
         UsageError: `state` is neither, or `allow` names what cannot be allowed.
@@ -66,7 +72,7 @@ def start_cursor(
     saved = read_state(state, fresh_start=FRESH_START in names)
     if saved is None:
         return Cursor.begin(recipe)
-    return resume_cursor(saved, recipe, allow=allowed, schedule=schedule)
+    return resume_cursor(saved, recipe, allow=allowed, schedule=schedule, declared=declared)
 
 
 def tell_unchecked(state: State, cursor: Cursor) -> None:

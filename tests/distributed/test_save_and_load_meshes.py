@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from resumable_data.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+from resumable_data.errors import MigrationError
 from tests.distributed.ranks import run_ranks
 
 FEATURES = 6
@@ -80,9 +81,13 @@ def save(path: str, kind: str) -> Numbers:
     return contents(model, optimizer)
 
 
-def load(path: str, kind: str) -> Numbers:
+def load(path: str, kind: str, has_other_degree: bool) -> Numbers:
     model, optimizer = make(kind, 8)
-    load_checkpoint(path, {"model": model, "optimizer": optimizer}, level="payload")
+    state = {"model": model, "optimizer": optimizer}
+    if has_other_degree:
+        with pytest.raises(MigrationError, match=r"mesh\.tp: \d in the checkpoint, \d in the program"):
+            load_checkpoint(path, state, level="payload")
+    load_checkpoint(path, state, level="payload", allow={"mesh"} if has_other_degree else ())
     return contents(model, optimizer)
 
 
@@ -101,7 +106,8 @@ def test_each_way_of_sharding_loads_what_another_saved(tmp_path: Path, saved_by:
     """From 4 processes to 4, parameters and moments bit for bit, each digest the same however it is sharded."""
     before = run_ranks(save, 4, str(tmp_path / "a"), saved_by)
     assert verify_checkpoint(tmp_path / "a").verdict == "sound"
-    for found in run_ranks(load, 4, str(tmp_path / "a"), loaded_by):
+    has_other_degree = "fsdp x tp" in (saved_by, loaded_by)
+    for found in run_ranks(load, 4, str(tmp_path / "a"), loaded_by, has_other_degree):
         assert found.keys() == before[0].keys()
         for name, value in found.items():
             assert value == before[0][name], name

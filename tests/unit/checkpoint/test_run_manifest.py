@@ -88,7 +88,7 @@ def test_what_a_program_is_made_of() -> None:
     assert run.decode_cursor() == loader.cursor
     assert run.environment is not None
     assert run.environment.commit == "abc"
-    assert run.unknown == ("autocast",)
+    assert run.unknown == ("autocast", "schedule_unit")
 
 
 def test_wrappers_do_not_change_names() -> None:
