@@ -46,6 +46,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: Something is named that the checkpoint does not have, or the numbers contradict each other.
         """
+        self._check_names(saved)
         mesh, world_size = self._mesh(saved)
         cursor = saved.decode_cursor()
         if self.recipe and cursor is None:
@@ -55,7 +56,6 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
             if "batch_unit" in values:
                 values["batch_unit"] = "tokens" if values["batch_unit"] == "tokens" else msgspec.UNSET
             cursor = msgspec.structs.replace(cursor, recipe=msgspec.structs.replace(cursor.recipe, **values))
-        self._check_names(saved)
         return msgspec.structs.replace(
             saved,
             unknown=tuple(name for name in saved.unknown if name != "mesh" or not mesh.axes),

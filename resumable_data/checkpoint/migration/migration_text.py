@@ -138,7 +138,8 @@ def _counts(migration: MigrationManifest) -> Iterator[str]:
         else (f"; its samples are those of {at.same_samples_updates:,} updates at the destination")
     )
     yield f"  a schedule by updates stands at {at.updates:,}, before and after{again}"
-    yield f"  a schedule by samples stands at {at.samples:,}, one by tokens at {at.tokens:,}, before and after"
+    tokens = f"one by tokens at {at.tokens:,}" if at.tokens or not at.samples else "tokens are not counted"
+    yield f"  a schedule by samples stands at {at.samples:,}, before and after; {tokens}"
     if at.interval_saved is None:
         yield f"  an interval of {at.interval_updates:,} updates becomes one in another unit"
     else:
