@@ -84,7 +84,7 @@ class Job:
         return capture_run(self.state, self.loader, schedule_unit=self.unit)
 
 
-def begin(root: str, tp: int) -> None:
+def begin(root: str, tp: int, has_files: bool = False) -> None:
     """Train and save at update 2, and at update 3, with a declared unit."""
     job = Job(root, tp=tp)
     for number, updates in (("2", 2), ("3", 1)):
@@ -96,6 +96,22 @@ def begin(root: str, tp: int) -> None:
             run=capture_run(job.state, job.loader, schedule_unit="updates"),
         )
     job.loader.close()
+    if has_files:
+        declare(root)
+
+
+def declare(root: str) -> None:
+    """A file for each of the moves that are tried, by the programs that make them."""
+    for change, tp in (("batch", 1), ("bfloat16", 1), ("scheduler", 1), ("unit", 1), ("", 2)):
+        run, name = Job("", tp=tp, change=change).run(), f"{change or 'tp'}.json"
+        migration = plan_migration(f"{root}/3", run, declaration=Declaration(invariant="schedule"))
+        if dist.get_rank() == 0:
+            migration.write(f"{root}/{name}")
+    run = Job("", change="batch").run()
+    migration = plan_migration(f"{root}/2", run, declaration=Declaration(invariant="schedule"))
+    if dist.get_rank() == 0:
+        migration.write(f"{root}/earlier.json")
+    dist.barrier()
 
 
 def attempt(root: str, change: str, tp: int, how: dict[str, Any]) -> str:
@@ -134,9 +150,10 @@ def resume(root: str, name: str, tp: int, how: dict[str, Any], into: str) -> Non
     job.loader.close()
 
 
-def resume_twice(root: str) -> None:
-    resume(root, "4", 1, {}, "5")
-    resume(root, "5", 1, {}, "6")
+def resume_all(root: str, steps: list[tuple[str, int, dict[str, Any], str]]) -> None:
+    """Several launches, one after another in the same processes."""
+    for name, tp, how, into in steps:
+        resume(root, name, tp, how, into)
 
 
 def run_of(path: Path) -> RunManifest:
@@ -145,25 +162,32 @@ def run_of(path: Path) -> RunManifest:
     return run
 
 
-def test_other_data_parallel_ranks_need_no_declaration(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of 4 data-parallel ranks, and a file for each of the moves that are tried."""
+    root = tmp_path_factory.mktemp("saved")
+    run_ranks(begin, 4, str(root), 1, True)
+    return root
+
+
+def test_other_data_parallel_ranks_need_no_declaration(saved: Path) -> None:
     """From 4 to 2, to 3 and on: each move is in all run manifests after it, and the unit as it was declared."""
-    root = str(tmp_path)
-    run_ranks(begin, 4, root, 1)
+    root = str(saved)
     run_ranks(resume, 2, root, "3", 1, {}, "4")
-    run_ranks(resume_twice, 3, root)
-    assert run_of(tmp_path / "3").transitions == ()
-    (first,) = run_of(tmp_path / "4").transitions
+    run_ranks(resume_all, 3, root, [("4", 1, {}, "5"), ("5", 1, {}, "6")])
+    assert run_of(saved / "3").transitions == ()
+    (first,) = run_of(saved / "4").transitions
     values = {one.field: (one.saved, one.now, one.needs_migration) for one in first.changes}
     assert values["dp"] == (4, 2, False)
     assert (first.update, first.saved.dp_size, first.now.dp_size, first.migration_xxh3) == (3, 4, 2, None)
-    last = run_of(tmp_path / "6")
+    last = run_of(saved / "6")
     assert [(one.update, one.saved.dp_size, one.now.dp_size) for one in last.transitions] == [(3, 4, 2), (4, 2, 3)]
     assert last.transitions[0] == first
     assert last.schedule_unit == "updates"
     cursor = last.decode_cursor()
     assert cursor is not None
     assert (cursor.migrations, cursor.samples) == ((), 36)
-    assert rd.audit_ledger(tmp_path / "ledger").verdict == "proven"
+    assert rd.audit_ledger(saved / "ledger").verdict == "proven"
 
 
 def test_another_tensor_parallel_degree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,8 +197,8 @@ def test_another_tensor_parallel_degree(tmp_path: Path, capsys: pytest.CaptureFi
     assert run_of(tmp_path / "3").mesh.axes == (("dp", 2), ("tp", 2))
     command = ["plan", f"{root}/3", "--mesh", "dp=4,tp=1", "--data-axes", "dp", "--why", "smaller nodes"]
     assert main([*command, "-o", file]) == 0
-    run_ranks(resume, 4, root, "3", 1, {"migration": file}, "4")
-    run_ranks(resume, 4, root, "4", 2, {"allow": ("mesh",)}, "5")
+    steps = [("3", 1, {"migration": file}, "4"), ("4", 2, {"allow": ("mesh",)}, "5")]
+    run_ranks(resume_all, 4, root, steps)
     run = run_of(tmp_path / "5")
     by_file, by_name = run.transitions
     assert (by_file.migration_xxh3, by_file.allowances) == (read_migration(file).xxh3, ())
@@ -193,25 +217,9 @@ def test_another_tensor_parallel_degree(tmp_path: Path, capsys: pytest.CaptureFi
     assert (report.verdict, report.replayed, report.omitted) == ("proven", Bounds(0, 0), Bounds(0, 0))
 
 
-def declare(root: str) -> None:
-    """A file for each of the moves that are tried below, by the programs that make them."""
-    for change, tp in (("batch", 1), ("bfloat16", 1), ("scheduler", 1), ("unit", 1), ("", 2)):
-        run, name = Job("", tp=tp, change=change).run(), f"{change or 'tp'}.json"
-        migration = plan_migration(f"{root}/3", run, declaration=Declaration(invariant="schedule"))
-        if dist.get_rank() == 0:
-            migration.write(f"{root}/{name}")
-    run = Job("", change="batch").run()
-    migration = plan_migration(f"{root}/2", run, declaration=Declaration(invariant="schedule"))
-    if dist.get_rank() == 0:
-        migration.write(f"{root}/earlier.json")
-    dist.barrier()
-
-
-def test_what_is_refused_and_what_declares_it(tmp_path: Path) -> None:
+def test_what_is_refused_and_what_declares_it(saved: Path) -> None:
     """Each change alone: refused with both values, loaded with its own file or name, and with no other's."""
-    root = str(tmp_path)
-    run_ranks(begin, 4, root, 1)
-    run_ranks(declare, 4, root)
+    root = str(saved)
     files = {name: {"migration": f"{root}/{name}.json"} for name in ("batch", "bfloat16", "scheduler", "unit", "tp")}
     cases: list[tuple[str, int, dict[str, Any], str]] = [
         ("", 2, {}, "MigrationError: .*mesh.tp: 1 in the checkpoint, 2 in the program (TP)"),
