@@ -102,7 +102,7 @@ def judge_move(
         migration_xxh3=declared.xxh3 if declared else None,
         allowances=tuple(sorted(used)),
     )
-    is_new = bool(changes or declared)
+    is_new = bool(changes or unknown or declared)
     return Move(
         changes=changes,
         unknown=unknown,

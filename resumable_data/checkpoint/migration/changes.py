@@ -31,6 +31,7 @@ _AXES: dict[str, Risk] = {
     **dict.fromkeys(("cp", "sp", "context", "sequence", "ulysses", "ring"), "CP"),
     **dict.fromkeys(("ep", "etp", "expert", "experts"), "other axis"),
 }
+_DATA_WORDS = frozenset({"dp", "ddp", "fsdp", "hsdp", "data", "shard", "replicate"})
 _EFFECTS_OF_AXES: dict[Risk, str] = {
     "TP": "layers are split over another number of ranks: sums are rounded otherwise, and dropout draws other numbers",
     "CP": "sequences are split over another number of ranks: sums over tokens are rounded otherwise, and gradients "
@@ -55,8 +56,12 @@ def axis_risk(name: str) -> Risk:
 
 
 def is_model_axis(name: str) -> bool:
-    """Whether an axis's name says that it splits the model, or samples, and not the data."""
-    return any(word in _AXES for word in re.split(r"[^a-z]+", name.lower()))
+    """Whether an axis's name says that it splits the model, or samples, and not the data.
+
+    ``"dp_shard_cp"``, over which parameters are sharded where context-parallel ranks take part, is of both, and no.
+    """
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    return bool(words & _AXES.keys()) and not words & _DATA_WORDS
 
 
 def find_changes(saved: RunManifest, now: RunManifest) -> tuple[RunChange, ...]:

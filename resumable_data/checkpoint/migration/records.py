@@ -42,7 +42,7 @@ class RunChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A load at which something changed.
+    """A load at which something changed, or may have.
 
     Attributes:
         update: Index of the update before which it was; None where nothing counts them.

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.checkpoint.differences import ALLOWANCES
-from resumable_data.checkpoint.migration.changes import axis_risk, covering_names, find_changes, find_unknown
+from resumable_data.checkpoint.migration.changes import (
+    axis_risk,
+    covering_names,
+    find_changes,
+    find_unknown,
+    is_model_axis,
+)
 from resumable_data.checkpoint.migration.records import RISKS, RunChange, worst_risk
 from resumable_data.cursor.recipe import ALLOWED_CHANGES
 from resumable_data.ledger.records import Mesh
@@ -139,6 +145,15 @@ def test_what_a_checkpoint_does_not_tell() -> None:
 def test_risk_by_name(name: str, risk: str) -> None:
     """Words in an axis's name tell what it splits; a word within another does not."""
     assert axis_risk(name) == risk
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_model"),
+    [("tp", True), ("pipeline_stage", True), ("dp", False), ("replicate", False), ("dp_shard_cp", False), ("x", False)],
+)
+def test_axes_of_a_model(name: str, is_of_model: bool) -> None:
+    """Of axes that only the models tell of, those count whose name says that they are not data-parallel."""
+    assert is_model_axis(name) == is_of_model
 
 
 @given(st.lists(st.sampled_from(RISKS), max_size=5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ from resumable_data.checkpoint.migration.coverage import (
 )
 from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
 from resumable_data.checkpoint.migration.destination import Destination
+from resumable_data.checkpoint.migration.effects import Effects, RandomEffect, Side
 from resumable_data.checkpoint.migration.migration_file import (
     MAX_MIGRATION_BYTES,
     DeclaredChange,
@@ -333,3 +335,19 @@ def test_only_ranks_are_given() -> None:
     without = Destination(recipe={"tail": "pad"})
     with pytest.raises(UsageError, match="has no cursor"):
         without.apply(RunManifest())
+
+
+def test_documentation_lists_all_fields() -> None:
+    """The tables in docs/migration.md have every field of the file, in its order, and no other."""
+    page = (Path(__file__).parents[4] / "docs" / "migration.md").read_text()
+    for heading, struct in (
+        ("| field | meaning |", MigrationManifest),
+        ("| field of `source` and `destination` | meaning |", Side),
+        ("| field of `effects` | meaning |", Effects),
+    ):
+        table = page.partition(heading)[2].partition("\n\n")[0]
+        rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+        assert names == list(struct.__struct_fields__)
+    for name in (*DeclaredChange.__struct_fields__, *Continuity.__struct_fields__, *RandomEffect.__struct_fields__):
+        assert f"`{name}`" in page
