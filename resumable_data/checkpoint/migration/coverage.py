@@ -47,7 +47,8 @@ def require_covered(
     if not refused:
         return
     lines = "\n".join(
-        f"  {shown(one.field)}: {one.saved!r} in the checkpoint, {one.now!r} in the program ({one.risk})\n    {one.effect}"
+        f"  {shown(one.field)}: {one.saved!r} in the checkpoint, {one.now!r} in the program ({one.risk})\n"
+        f"    {one.effect}"
         for one in refused
     )
     allowed = sorted({covering_names(one)[0] for one in refused})
