@@ -277,7 +277,8 @@ PROGRAMS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     "16 a key that the checkpoint lacks": ("one more layer", "5", (), "model.extra.weight: nothing in the checkpoint"),
     "17 the same, allowed": ("one more layer", "5", ("only_in_program",), ""),
     "18 keys that the program lacks": ("no optimizer", "5", (), "only_in_checkpoint"),
-    "19 another dtype": ("other dtype", "5", (), "float32 [8, 8] in the checkpoint, bfloat16 [8, 8] in the program"),
+    "19 another dtype": ("other dtype", "5", (), "precision.model.parameters: 'float32' in the checkpoint, 'bfloat16'"),
+    "19 the same, declared": ("other dtype", "5", ("precision",), "bfloat16 [8, 8] in the program"),
     "21 another shape": ("wider", "5", ("only_in_program", "only_in_checkpoint", "dtype"), "shape: it does not fit"),
     "22 no optimizer in the checkpoint": ("", "without optimizer", ("only_in_checkpoint",), "exp_avg"),
     "27 two groups of parameters": ("two groups", "5", (), "optimizer.param_groups.1"),
@@ -299,7 +300,13 @@ PROGRAMS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     "53 random states of other ranks": ("random states", "random states", (), "StateError"),
     "55 a longer list": ("longer list", "5", (), ""),
     "60 a scaler that is off": ("scaler off", "5", (), "scaler.scale: a plain value in the checkpoint, nothing in"),
-    "61 another scheduler": ("other scheduler", "5", (), "scheduler.T_max: nothing in the checkpoint"),
+    "61 another scheduler": (
+        "other scheduler",
+        "5",
+        (),
+        "schedule.scheduler.kind: 'torch.optim.lr_scheduler.StepLR' in",
+    ),
+    "61 the same, declared": ("other scheduler", "5", ("schedule",), "scheduler.T_max: nothing in the checkpoint"),
 }
 
 

@@ -324,7 +324,7 @@ def on_mesh(root: str, kind: str, before: str, name: str) -> float:
     loader = ResumableLoader(ROWS, order=Sequential(LENGTH), global_batch=GLOBAL_BATCH, microbatch=2, **options)
     state = {"model": model, "optimizer": optimizer, "in_flight": InFlightGradients(model, loader)}
     if before:
-        load_checkpoint(f"{root}/{before}", state, loader=loader)
+        load_checkpoint(f"{root}/{before}", state, loader=loader, allow={"mesh"})
     for _, microbatch in zip(range(1 if name else 99), loader, strict=False):
         losses = model(microbatch.data).square().sum(dim=1)
         ((losses * microbatch.weights).sum() * microbatch.loss_scale).backward()
