@@ -91,7 +91,7 @@ def load(path: str, kind: str) -> Numbers:
     [
         ("fsdp x tp", "ddp"),
         ("hsdp", "fsdp x tp"),
-        ("ddp", "hsdp"),
+        pytest.param("ddp", "hsdp", marks=pytest.mark.slow),
         pytest.param("fsdp", "fsdp x tp", marks=pytest.mark.slow),
         pytest.param("ddp", "fsdp", marks=pytest.mark.slow),
         pytest.param("fsdp x tp", "fsdp", marks=pytest.mark.slow),

@@ -120,25 +120,25 @@ class Job:
             self.loader.load_state_dict(late)
 
 
-def control(folder: str, num_repeats: int = 2, kind: str = "fsdp") -> None:
+def control(folder: str, num_repeats: int = 2, kind: str = "fsdp", updates: int = UPDATES) -> None:
     """Train, save, and trace what comes after, again and again from the checkpoint."""
     job = Job(kind)
     job.train(BEFORE)
     save_checkpoint(f"{folder}/checkpoint", job.state, loader=job.loader)
-    job.train(UPDATES, f"{folder}/control.jsonl")
+    job.train(updates, f"{folder}/control.jsonl")
     for number in range(num_repeats):
-        again(folder, f"repeat-{number}", "", kind)
+        again(folder, f"repeat-{number}", "", kind, updates)
 
 
-def again(folder: str, name: str, sabotage: str = "", kind: str = "fsdp") -> None:
+def again(folder: str, name: str, sabotage: str = "", kind: str = "fsdp", updates: int = UPDATES) -> None:
     """Trace what comes after the checkpoint, on whatever ranks these are."""
     job = Job(kind)
     load_checkpoint(f"{folder}/checkpoint", job.state, loader=job.loader)
     job.spoil(sabotage)
-    job.train(UPDATES, f"{folder}/{name}.jsonl")
+    job.train(updates, f"{folder}/{name}.jsonl")
 
 
-def candidates(folder: str, names: dict[str, str], kind: str = "fsdp") -> None:
+def candidates(folder: str, names: dict[str, str], kind: str = "fsdp", updates: int = UPDATES) -> None:
     """Traces by name, each with one sabotage or none."""
     for name, sabotage in names.items():
-        again(folder, name, sabotage, kind)
+        again(folder, name, sabotage, kind, updates)
