@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resumable_data.checkpoint import load_checkpoint, save_checkpoint
 from resumable_data.loader import ResumableLoader
-from resumable_data.validation import TraceRecorder
+from resumable_data.validation import TraceRecorder, Watch
 
 WORDS, LENGTH, WIDTH = 32, 8, 16
 BEFORE, UPDATES, GLOBAL_BATCH = 5, 20, 12
@@ -64,9 +64,9 @@ class Job:
     def state(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
 
-    def train(self, num_updates: int, trace: str = "", **options: Any) -> None:
-        options |= {"scheduler": self.scheduler}
-        recorder = TraceRecorder(trace, self.loader, self.model, self.optimizer, **options) if trace else None
+    def train(self, num_updates: int, trace: str = "", recorder: TraceRecorder | Watch | None = None) -> None:
+        if trace:
+            recorder = TraceRecorder(trace, self.loader, self.model, self.optimizer, scheduler=self.scheduler)
         stop = self.loader.cursor.updates + num_updates
         for microbatch in self.loader:
             for _ in range(1 + (self.sabotage == "gradient accumulated twice")):

@@ -36,6 +36,7 @@ TORCH_FREE = [
     "resumable_data.validation",
     "resumable_data.validation.compare",
     "resumable_data.validation.trace_writer",
+    "resumable_data.validation.watch_report",
     "resumable_data.rng",
 ]
 
