@@ -12,6 +12,7 @@
     │   ├── MigrationError        1  a run is moved in a way that nobody declared
     │   └── RecipeMismatchError   1  the cursor was counted under another recipe
     ├── DisagreementError         1  ranks of one job hold different cursors
+    ├── DeviationError            1  a run that is watched does not do what its control did
     ├── FencedError               1  another launch goes on with this job's run
     ├── CommitError               4  commit() without a delivered update, or never called
     ├── StaleIteratorError        4  an iterator from before a load, a remap or a newer iter()
@@ -86,6 +87,12 @@ class RecipeMismatchError(StateError):
 
 class DisagreementError(ResumableDataError):
     """Ranks of one job hold different cursors."""
+
+    exit_code = 1
+
+
+class DeviationError(ResumableDataError):
+    """A run that is watched does not do what its control did, and was asked to end then."""
 
     exit_code = 1
 

@@ -9,7 +9,10 @@ import signal
 # This must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import examples
 
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,3 +23,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would all processes that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let `tests.examples` know which run this is."""
+    examples.is_quick = "not slow" in config.option.markexpr

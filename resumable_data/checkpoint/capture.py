@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from resumable_data import __version__
+from resumable_data.checkpoint.agreed_digests import merge_digests
 from resumable_data.checkpoint.collective import rank_and_size
+from resumable_data.checkpoint.live_digest import local_digests
 from resumable_data.checkpoint.migration.carried import carried_by
 from resumable_data.checkpoint.migration.changes import AS_PARAMETERS, is_model_axis
 from resumable_data.checkpoint.random_states import RandomStates
@@ -40,6 +43,7 @@ from resumable_data.checkpoint.run_manifest import (
     TensorInfo,
 )
 from resumable_data.checkpoint.settings import MOVING
+from resumable_data.errors import UsageError
 from resumable_data.ledger.records import Mesh
 from resumable_data.plan import BatchPlan
 
@@ -149,6 +153,7 @@ def _model(model: Module) -> ModelInfo:
             for name, part in inner.named_modules()
             if isinstance(part, _BatchNorm) or _LOOKS_ACROSS.search(type(part).__name__)
         },
+        buffer_digests=_buffer_digests(inner),
     )
 
 
@@ -171,6 +176,19 @@ def _buffers(model: Module) -> dict[str, TensorInfo]:
         for name, buffer in part.named_buffers(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
             found[full] = _tensor(buffer, is_kept=name not in part._non_persistent_buffers_set)
+    return found
+
+
+def _buffer_digests(model: Module) -> dict[str, str]:
+    """Digests of what no checkpoint holds, say a cache of rotary embeddings; each process has all of one."""
+    found: dict[str, str] = {}
+    for prefix, part in model.named_modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set or isinstance(buffer, DTensor):
+                continue
+            with suppress(UsageError):  # of a kind that has no digest, or on no device
+                full = f"{prefix}.{name}" if prefix else name
+                found |= merge_digests([local_digests({full: buffer})])
     return found
 
 

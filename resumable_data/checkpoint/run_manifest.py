@@ -44,6 +44,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         wrapper: What shards or replicates it: ``"fsdp2"``, ``"ddp"``, or ``""``.
         parameters: By name; `TensorInfo.is_kept` is whether it is trained.
         buffers: By name; `TensorInfo.is_kept` is whether a checkpoint holds it.
+        buffer_digests: Digests of buffers that a checkpoint does not hold, by name, as the first process had them; not
+            of those that are sharded, or on the meta device.
         tied: Names of parameters that are one and the same, in groups.
         batch_statistics: Modules whose result depends on what else is in the microbatch, by name, and their class.
     """
@@ -54,6 +56,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     buffers: dict[str, TensorInfo]
     tied: tuple[tuple[str, ...], ...] = ()
     batch_statistics: dict[str, str] = {}
+    buffer_digests: dict[str, str] = {}
 
     @property
     def num_parameters(self) -> int:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from resumable_data.cli.packed_rows import add_packed_options, open_packed, recipe_of_ledger
+from resumable_data.errors import CheckpointError, TraceError
 from resumable_data.ledger.frames import shown
+from resumable_data.ledger.layout import WATCH_NAME
 from resumable_data.lookup import Walk, diff_ledgers, export_rows, find_document, find_sample, find_update
+from resumable_data.validation.watch_report import WatchReport
 
 if TYPE_CHECKING:
     from resumable_data.lookup import Delivery
@@ -120,6 +123,7 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
                 "taken_over": claim.inside.samples if claim.inside else 0,
                 "files": len(attempt.files.ranks) + len(attempt.files.peers),
                 "package_version": shown(claim.package_version),
+                "watch": _watch_of(attempt.files.path / WATCH_NAME),
             }
         )
     if as_json:
@@ -131,14 +135,26 @@ def _print_attempts(walk: Walk, as_json: bool) -> None:
         mesh = " x ".join(f"{shown(name)} {size}" for name, size in row["mesh"])
         inside = f" after {row['taken_over']} rows of it" if row["taken_over"] else ""
         branch = "" if row["survives"] else ", not in the surviving history"
+        watched = f", watch: {row['watch']}" if row["watch"] else ""
         print(
             f"  attempt {row['attempt']} (after {row['parent'] or '-'}): from update {row['start_update']}{inside}, "
             f"position {row['start_position']}, {row['num_replicas']} ranks of {mesh}, microbatch {row['microbatch']}, "
-            f"{row['files']} files{branch}"
+            f"{row['files']} files{branch}{watched}"
         )
         for change in row["migrations"]:
             values = " to ".join(shown(repr(change[key])) for key in ("saved", "now"))
             print(f"    declared there: {change['field']} {values}")
+
+
+def _watch_of(path: Path) -> str | None:
+    """What the watch over the first updates of an attempt says; None where there was none."""
+    try:
+        report = WatchReport.read(path)
+    except (CheckpointError, TraceError):
+        return "not readable"
+    if report is None:
+        return None
+    return f"{shown(report.verdict)} after {report.updates} of {report.wanted_updates} updates"
 
 
 def _export(args: argparse.Namespace) -> int:

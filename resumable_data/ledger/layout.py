@@ -8,6 +8,7 @@
         rank-00000.ledger         what dp rank 0 delivered and committed
         rank-00001.ledger
         rank-00001-peer-00001.ledger    a second reader of the same samples, where asked for
+        watch.json                what `validation.watch` says of its first updates; no evidence of what was read
         .claim-<random>           what a launch killed while claiming leaves behind; without meaning
 """
 
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLAIM_NAME = "claim"
+WATCH_NAME = "watch.json"
 _ATTEMPT_NAME = re.compile(r"attempt-(\d{6,18})", re.ASCII)
 _RANK_NAME = re.compile(r"rank-(\d{5,18})(?:-peer-(\d{5,18}))?\.ledger", re.ASCII)
-_UNFINISHED_CLAIM_NAME = re.compile(r"\.claim-\w{1,64}", re.ASCII)
+_UNFINISHED_NAME = re.compile(r"\.claim-\w{1,64}|\.watch\.json-\w{1,64}\.tmp", re.ASCII)
 
 
 class AttemptFiles(msgspec.Struct, frozen=True):
@@ -118,7 +120,7 @@ def list_attempt(number: int, path: Path) -> AttemptFiles:
             peers.append(path / entry.name)
         elif place:
             ranks[place[0]] = path / entry.name
-        elif not (is_regular and _UNFINISHED_CLAIM_NAME.fullmatch(entry.name)):
+        elif not (is_regular and (entry.name == WATCH_NAME or _UNFINISHED_NAME.fullmatch(entry.name))):
             unknown.append(path / entry.name)
     return AttemptFiles(
         number, path, has_claim, dict(sorted(ranks.items())), tuple(sorted(peers)), tuple(sorted(unknown))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from resumable_data.validation.state import check_state, check_unchanged
     from resumable_data.validation.state_report import StateReport
     from resumable_data.validation.trace import Trace, TraceHeader, UpdateRecord
+    from resumable_data.validation.watch_report import WatchReport
+    from resumable_data.validation.watching import Watch, watch
 
 __all__ = [
     "Manifest",
@@ -25,9 +27,12 @@ __all__ = [
     "TraceHeader",
     "TraceRecorder",
     "UpdateRecord",
+    "Watch",
+    "WatchReport",
     "check_state",
     "check_unchanged",
     "compare_traces",
+    "watch",
 ]
 
 _HOMES = {
@@ -37,9 +42,12 @@ _HOMES = {
     "TraceHeader": "trace",
     "TraceRecorder": "recorder",
     "UpdateRecord": "trace",
+    "Watch": "watching",
+    "WatchReport": "watch_report",
     "check_state": "state",
     "check_unchanged": "state",
     "compare_traces": "compare",
+    "watch": "watching",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would take any misspelt name for an object

@@ -71,8 +71,8 @@ def compare_traces(
     findings.sort(key=lambda finding: finding.precedence)
     return TraceComparison(
         verdict=judge(findings),
-        control=_traced(control, ours),
-        candidate=_traced(candidate, theirs),
+        control=traced_run(control, ours),
+        candidate=traced_run(candidate, theirs),
         repeats=len(used),
         first_update=start,
         updates=len(ours),
@@ -149,7 +149,7 @@ def _use_repeats(control: Trace, window: Records, repeats: Sequence[Trace]) -> t
     return used, findings
 
 
-def _traced(trace: Trace, records: Records) -> TracedRun:
+def traced_run(trace: Trace, records: Records) -> TracedRun:
     """A run, with its speed without the first update, which starts workers and compiles."""
     timed = [record for record in records[1:] if record.throughput is not None]
     seconds = sum(record.throughput.seconds for record in timed if record.throughput)

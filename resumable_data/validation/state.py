@@ -30,6 +30,7 @@ from resumable_data.cursor import STATE_KEY
 from resumable_data.sampler.seal import SEAL_KEY
 from resumable_data.validation.state_findings import StateFinding, state_finding
 from resumable_data.validation.state_report import StateReport, judge_state
+from resumable_data.validation.transient_buffers import Told, compare_transient
 
 if TYPE_CHECKING:
     from resumable_data.loader import ResumableLoader
@@ -163,8 +164,10 @@ class _StateCheck:
             if key in anew:
                 continue
             owner = owners.get(found[key])
-            is_model = isinstance(self._program.parts.get(key.partition(".")[0]), ModelPart)
-            code = "RD945" if is_model else "RD947" if owner is not None else "RD946"
+            part = self._program.parts.get(key.partition(".")[0])
+            code = "RD945" if isinstance(part, ModelPart) else "RD961"
+            if isinstance(part, OptimizerPart):
+                code = "RD947" if owner is not None else "RD946"
             what = f"that of {owner}" if owner is not None else f"digest {found[key]}"
             self._add(code, [key], expected=f"digest {expected[key]}", found=what)
 
@@ -239,6 +242,7 @@ class _StateCheck:
             for group in sorted(before ^ after):
                 what = ("tied", "apart") if group in before else ("apart", "tied")
                 self._add("RD953", [f"{name}.{one}" for one in group], expected=what[0], found=what[1])
+        self._transient_buffers(now, saved)
         if saved.batch is not None and now.batch is not None:
             then, here = (f"{one.global_batch} {one.unit}" for one in (saved.batch, now.batch))
             if then != here:
@@ -247,6 +251,18 @@ class _StateCheck:
             self._add("RD954", ["random states"], expected=saved.random_states, found="none")
         for field, (then, here) in _modes(saved, now).items():
             self._add("RD955", [field], expected=then, found=here)
+
+    def _transient_buffers(self, now: RunManifest, saved: RunManifest) -> None:
+        """Buffers that checkpoints do not hold are what they were, on every process. Collective."""
+        told: Told = {"RD959": {}, "RD960": {}}
+        for name in sorted(saved.models.keys() & now.models.keys()):
+            for key, one in compare_transient(saved.models[name], now.models[name]).items():
+                told[one[0]][f"{name}.{key}"] = one[1:]
+        everyones = [msgspec.json.decode(part, type=Told) for part in gather_bytes(msgspec.json.encode(told))]
+        for code in told:
+            found = {key: texts for one in reversed(everyones) for key, texts in one[code].items()}
+            for key, (expected, other) in sorted(found.items()):
+                self._add(code, [key], expected=expected, found=other)
 
 
 def _modes(saved: RunManifest, now: RunManifest) -> dict[str, tuple[str, str]]:

@@ -38,6 +38,17 @@ KINDS = {
     "RD956": Kind(VIOLATION, "another global batch than was saved", "Start with the same one, or declare a migration."),
     "RD957": Kind(VIOLATION, "something changed before any optimizer step", "Find what writes to it."),
     "RD958": Kind(NOTE, "the checkpoint has no run manifest: settings and ties were not compared", "None needed."),
+    "RD959": Kind(
+        VIOLATION,
+        "a buffer that checkpoints do not hold is not what it was at the save",
+        "Build it as it was, or make it persistent, so that it is saved and loaded.",
+    ),
+    "RD960": Kind(
+        WARNING,
+        "a buffer that checkpoints do not hold was not compared with what it was at the save",
+        "Look at how it is built: its dtype or shape is another one, or its digest is not known.",
+    ),
+    "RD961": Kind(VIOLATION, "a tensor beside models and optimizers, say an average, is not what was saved", _ORDER),
 }
 
 

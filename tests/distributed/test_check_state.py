@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from resumable_data.checkpoint import RandomStates, load_checkpoint, save_checkpoint
 from resumable_data.loader import ResumableLoader
@@ -23,7 +24,7 @@ DATA = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
 
 
 class Model(nn.Module):
-    """Two equal layers, a tied pair, a buffer and dropout."""
+    """Two equal layers, a tied pair, buffers, one of which no checkpoint holds, and dropout."""
 
     def __init__(self, is_tied: bool = True) -> None:
         super().__init__()
@@ -34,6 +35,8 @@ class Model(nn.Module):
             self.out.weight = self.into.weight
         self.register_buffer("mean", torch.zeros(6))
         self.register_buffer("mask", torch.full((2,), float("-inf")))
+        angles = torch.outer(torch.arange(4.0), 10000 ** -torch.linspace(0, 1, 3))
+        self.register_buffer("rotary", angles, persistent=False)
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,7 +50,11 @@ class Job:
 
     def __init__(self, is_tied: bool = True, **options: Any) -> None:
         self.model = Model(is_tied)
-        fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(self.model, mesh=mesh)
+        self.average = AveragedModel(Model(is_tied), multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        fully_shard(self.average, mesh=mesh)
+        self.shadow = {name: one.detach().clone() for name, one in self.model.named_parameters()}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = StepLR(self.optimizer, 2)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -58,6 +65,8 @@ class Job:
             "scheduler": self.scheduler,
             "scaler": self.scaler,
             "rng": RandomStates(self.loader, on_change="reseed"),
+            "average": self.average,
+            "shadow": self.shadow,
         }
 
     def train(self, num_updates: int) -> None:
@@ -68,10 +77,17 @@ class Job:
             self.optimizer.zero_grad()
             self.scheduler.step()
             update.commit()
+            self.average.update_parameters(self.model)
+            for name, parameter in self.model.named_parameters():
+                self.shadow[name].lerp_(parameter.detach(), 0.1)
 
     @property
     def buffer(self) -> torch.Tensor:
         return self.model.get_buffer("mean")
+
+    @property
+    def averages(self) -> dict[str, Any]:
+        return {"average": self.average, "shadow": self.shadow}
 
     def moments(self, at: int) -> dict[str, Any]:
         states: list[dict[str, Any]] = list(self.optimizer.state.values())
@@ -99,6 +115,25 @@ def step_thrice(job: Job) -> None:
         job.scheduler.step()
 
 
+@torch.no_grad()
+def average_anew(job: Job) -> None:
+    """As a program does that makes its average from the loaded model, and does not load it."""
+    for average, parameter in zip(job.average.parameters(), job.model.parameters(), strict=True):
+        average.copy_(parameter)
+    job.average.n_averaged.zero_()
+
+
+def shadow_anew(job: Job) -> None:
+    for name, parameter in job.model.named_parameters():
+        job.shadow[name].copy_(parameter.detach())
+
+
+def only_on_last(job: Job) -> None:
+    """What one process alone has built differently."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        job.model.get_buffer("rotary").mul_(2)
+
+
 def change_dtype(job: Job) -> None:
     job.state["model"] = job.model.to(torch.bfloat16)
 
@@ -121,6 +156,18 @@ SABOTAGE: dict[str, tuple[Callable[[Job], object], str, str]] = {
     "a zeroed moment": (set_moment(0.0), "violated", "RD952"),
     "a bit of a weight": (lambda job: job.model.second.bias.data.mul_(1 + 1e-7), "violated", "RD945"),
     "a buffer": (lambda job: job.buffer.add_(1), "violated", "RD945"),
+    "another rotary base": (lambda job: job.model.get_buffer("rotary").pow_(1.01), "violated", "RD959"),
+    "another rotary cache on one process": (only_on_last, "violated", "RD959"),
+    "a longer rotary cache": (
+        lambda job: setattr(job.model, "rotary", job.model.get_buffer("rotary").repeat(2, 1)),
+        "complete",
+        "RD960",
+    ),
+    "an average made anew": (average_anew, "violated", "RD945"),
+    "an average without its count": (lambda job: job.average.n_averaged.zero_(), "violated", "RD945"),
+    "an average lost": (lambda job: job.state.pop("average"), "violated", "RD941"),
+    "a shadow made anew": (shadow_anew, "violated", "RD961"),
+    "a shadow lost": (lambda job: job.state.pop("shadow"), "violated", "RD941"),
     "another dtype": (change_dtype, "complete", "RD944"),
     "random states lost": (lambda job: job.state.pop("rng"), "violated", "RD954"),
     "scaler lost": (lambda job: job.state.pop("scaler"), "violated", "RD941"),
@@ -130,7 +177,11 @@ SABOTAGE: dict[str, tuple[Callable[[Job], object], str, str]] = {
 }
 
 
-def sabotage(path: str) -> dict[str, tuple[str, str, str]]:
+ONE_OF_EACH = list({code: name for name, (_, _, code) in reversed(SABOTAGE.items())}.values())
+"""The first one that leads to each code."""
+
+
+def sabotage(path: str, names: list[str]) -> dict[str, tuple[str, str, str]]:
     """The verdict, the codes and the text of each."""
     found = {}
 
@@ -139,13 +190,13 @@ def sabotage(path: str) -> dict[str, tuple[str, str, str]]:
         found[name] = (report.verdict, " ".join(one.code for one in report.findings), report.to_text())
         torch.set_float32_matmul_precision("highest")
 
-    for name, (spoil, _, _) in SABOTAGE.items():
-        job = Job()
+    for name in names:
+        job, spoil = Job(), SABOTAGE[name][0]
         load_checkpoint(path, job.state, loader=job.loader)
         spoil(job)
         check(name, job)
     job = Job()
-    load_checkpoint(path, {"model": job.model}, loader=job.loader, allow={"only_in_checkpoint"})
+    load_checkpoint(path, job.averages | {"model": job.model}, loader=job.loader, allow={"only_in_checkpoint"})
     check("weights only", job)
     job = Job(is_tied=False)
     load_checkpoint(path, {"model": job.model}, loader=job.loader, allow={"only_in_checkpoint"})
@@ -156,21 +207,30 @@ def sabotage(path: str) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_each_sabotage_has_its_finding(tmp_path: Path, num_ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "names"),
+    [
+        pytest.param(2, ONE_OF_EACH, id="2, one of each"),
+        pytest.param(2, list(SABOTAGE), marks=pytest.mark.slow, id="2, all"),
+        pytest.param(3, list(SABOTAGE), marks=pytest.mark.slow, id="3, all"),
+    ],
+)
+def test_each_sabotage_has_its_finding(tmp_path: Path, num_ranks: int, names: list[str]) -> None:
     """Saved by 2 processes; a clean load is complete, on any number of them."""
     run_ranks(save, 2, str(tmp_path / "a"))
-    expected = {name: (verdict, code) for name, (_, verdict, code) in SABOTAGE.items()} | {
+    expected = {name: SABOTAGE[name][1:] for name in names} | {
         "weights only": ("warm start", "RD950"),
         "untied": ("violated", "RD953"),
         "global batch halved": ("violated", "RD956"),
     }
-    for found in run_ranks(sabotage, num_ranks, str(tmp_path / "a")):
+    for found in run_ranks(sabotage, num_ranks, str(tmp_path / "a"), names):
         assert found.keys() == expected.keys()
         for name, (verdict, code) in expected.items():
             assert found[name][0] == verdict, (name, found[name][2])
             assert code in found[name][1], (name, found[name][2])
         assert found["nothing"][1] == ""
+        if "an average made anew" in names:
+            assert "that of model.first.weight" in found["an average made anew"][2]
 
 
 def unchanged(_: str) -> list[str]:

@@ -96,7 +96,7 @@ def load(path: str, kind: str, has_other_degree: bool) -> Numbers:
     [
         ("fsdp x tp", "ddp"),
         ("hsdp", "fsdp x tp"),
-        ("ddp", "hsdp"),
+        pytest.param("ddp", "hsdp", marks=pytest.mark.slow),
         pytest.param("fsdp", "fsdp x tp", marks=pytest.mark.slow),
         pytest.param("ddp", "fsdp", marks=pytest.mark.slow),
         pytest.param("fsdp x tp", "fsdp", marks=pytest.mark.slow),

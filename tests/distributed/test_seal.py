@@ -58,7 +58,9 @@ def load(path: str) -> int | str:
     return loader.cursor.updates
 
 
-@pytest.mark.parametrize("form", ["object", "dict", "async"])
+@pytest.mark.parametrize(
+    "form", ["object", pytest.param("dict", marks=pytest.mark.slow), pytest.param("async", marks=pytest.mark.slow)]
+)
 def test_ranks_that_agree_load_on_any_number(tmp_path: Path, form: str) -> None:
     """Saved by 4 in each way, a state loads on 4, 3 and 1."""
     run_ranks(save, 4, str(tmp_path / "a"), [3, 3, 3, 3], form)
@@ -69,7 +71,7 @@ def test_ranks_that_agree_load_on_any_number(tmp_path: Path, form: str) -> None:
 def test_one_rank_that_disagrees_is_seen_on_any_number(tmp_path: Path) -> None:
     """The rank that reads its rows says how many of them are another cursor's."""
     run_ranks(save, 4, str(tmp_path / "a"), [3, 3, 4, 3])
-    for num_ranks in (4, 3, 2, 1):
+    for num_ranks in (3, 1):
         found = run_ranks(load, num_ranks, str(tmp_path / "a"))
         errors = [text for text in found if isinstance(text, str)]
         assert errors
@@ -81,7 +83,7 @@ def test_files_of_two_saves_are_seen(tmp_path: Path) -> None:
     for number, name in ((3, "older"), (5, "newer")):
         run_ranks(save, 4, str(tmp_path / name), [number] * 4)
     shutil.copy(tmp_path / "older/__2_0.distcp", tmp_path / "newer/__2_0.distcp")
-    for num_ranks in (4, 3, 1):
+    for num_ranks in (3, 1):
         assert any(isinstance(one, str) for one in run_ranks(load, num_ranks, str(tmp_path / "newer")))
 
 

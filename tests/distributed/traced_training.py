@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resumable_data.checkpoint import load_checkpoint, save_checkpoint
 from resumable_data.loader import ResumableLoader
-from resumable_data.validation import TraceRecorder
+from resumable_data.validation import TraceRecorder, Watch
 
 WORDS, LENGTH, WIDTH = 32, 8, 16
 BEFORE, UPDATES, GLOBAL_BATCH = 5, 20, 12
@@ -64,9 +64,9 @@ class Job:
     def state(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
 
-    def train(self, num_updates: int, trace: str = "", **options: Any) -> None:
-        options |= {"scheduler": self.scheduler}
-        recorder = TraceRecorder(trace, self.loader, self.model, self.optimizer, **options) if trace else None
+    def train(self, num_updates: int, trace: str = "", recorder: TraceRecorder | Watch | None = None) -> None:
+        if trace:
+            recorder = TraceRecorder(trace, self.loader, self.model, self.optimizer, scheduler=self.scheduler)
         stop = self.loader.cursor.updates + num_updates
         for microbatch in self.loader:
             for _ in range(1 + (self.sabotage == "gradient accumulated twice")):
@@ -120,25 +120,25 @@ class Job:
             self.loader.load_state_dict(late)
 
 
-def control(folder: str, num_repeats: int = 2, kind: str = "fsdp") -> None:
+def control(folder: str, num_repeats: int = 2, kind: str = "fsdp", updates: int = UPDATES) -> None:
     """Train, save, and trace what comes after, again and again from the checkpoint."""
     job = Job(kind)
     job.train(BEFORE)
     save_checkpoint(f"{folder}/checkpoint", job.state, loader=job.loader)
-    job.train(UPDATES, f"{folder}/control.jsonl")
+    job.train(updates, f"{folder}/control.jsonl")
     for number in range(num_repeats):
-        again(folder, f"repeat-{number}", "", kind)
+        again(folder, f"repeat-{number}", "", kind, updates)
 
 
-def again(folder: str, name: str, sabotage: str = "", kind: str = "fsdp") -> None:
+def again(folder: str, name: str, sabotage: str = "", kind: str = "fsdp", updates: int = UPDATES) -> None:
     """Trace what comes after the checkpoint, on whatever ranks these are."""
     job = Job(kind)
     load_checkpoint(f"{folder}/checkpoint", job.state, loader=job.loader)
     job.spoil(sabotage)
-    job.train(UPDATES, f"{folder}/{name}.jsonl")
+    job.train(updates, f"{folder}/{name}.jsonl")
 
 
-def candidates(folder: str, names: dict[str, str], kind: str = "fsdp") -> None:
+def candidates(folder: str, names: dict[str, str], kind: str = "fsdp", updates: int = UPDATES) -> None:
     """Traces by name, each with one sabotage or none."""
     for name, sabotage in names.items():
-        again(folder, name, sabotage, kind)
+        again(folder, name, sabotage, kind, updates)

@@ -8,12 +8,13 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data import ResumableSampler, Shuffle
 from resumable_data.errors import UsageError
 from resumable_data.plan import TAILS
+from tests.examples import examples
 from tests.oracle import OracleCursor, loss_scale, split_update
 from tests.simulated_ranks import expect_cursor, task_of
 
@@ -28,7 +29,7 @@ def has_empty_share(cursor: OracleCursor, *, num_replicas: int, microbatch: int)
     )
 
 
-@settings(max_examples=100)
+@examples(100, quick=40)
 @given(
     length=st.integers(1, 40),
     global_batch=st.integers(1, 20),

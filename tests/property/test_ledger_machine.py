@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from resumable_data.audit import audit_ledger
 from resumable_data.plan import TAILS
+from tests.examples import examples
 from tests.unit.audit.simulator import Checkpoint, Killed, Run
 from tests.unit.audit.test_clean_histories import make_recipe
 
@@ -248,7 +248,5 @@ def go_on(run: Run, ahead: int, num_commits: int, *, applied: bool) -> None:
             run.commit(applied=applied)
 
 
-LedgerMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
-)
+LedgerMachine.TestCase.settings = examples(80, quick=12, stateful_step_count=30)
 test_the_audit_counts_what_was_delivered: Any = LedgerMachine.TestCase

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from resumable_data import BlockShuffle, Sequential, Shuffle, TorchShuffle, audit_ledger
 from resumable_data.errors import RecipeMismatchError
 from resumable_data.plan import TAILS
+from tests.examples import examples
 from tests.oracle import OracleCursor, OracleUpdate, split_update
 from tests.simulated_ranks import Job, expect_cursor, expect_full_coverage, expect_step, task_of
 
@@ -103,7 +104,7 @@ def test_chains_of_restarts_agree_with_the_oracle_on_a_grid(tail: str) -> None:
         run_chain(order, chain, global_batch=global_batch, tail=tail, epochs=2)
 
 
-@settings(max_examples=60)
+@examples(60, quick=20)
 @given(
     length=st.integers(1, 40),
     global_batch=st.integers(1, 20),
@@ -391,7 +392,7 @@ def copy_of(cursor: OracleCursor) -> OracleCursor:
 
 
 TestJobMachine = JobMachine.TestCase
-TestJobMachine.settings = settings(max_examples=60, stateful_step_count=30)
+TestJobMachine.settings = settings(max_examples=20, stateful_step_count=30)
 
 
 class AuditedJobMachine(JobMachine):
@@ -433,7 +434,7 @@ class AuditedJobMachine(JobMachine):
 
 
 TestAuditedJobMachine = AuditedJobMachine.TestCase
-TestAuditedJobMachine.settings = settings(max_examples=30, stateful_step_count=25)
+TestAuditedJobMachine.settings = settings(max_examples=12, stateful_step_count=25)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from resumable_data import BestFit, Concat, Fill, NoPacking, PackedTokens, Seque
 from resumable_data.ledger.row_ids import row_ids
 from resumable_data.packing import Carry, PackedHistory, PackedRun
 from resumable_data.plan import PackedPlace
+from tests.examples import examples
 from tests.packed_jobs import make_oracle, make_packed
 from tests.packed_run_oracle import cut_by_tokens, row_id
 from tests.packing_oracle import rows_of
@@ -56,7 +57,7 @@ def expect_places(packing: Packing, run: PackedRun | PackedHistory, epochs: int,
         assert msgspec.structs.asdict(run.place(position)) == packing.place_after(rows[:position])
 
 
-@settings(max_examples=30)
+@examples(30, quick=12)
 @given(recipe=recipes(), epoch=st.integers(0, 2))
 def test_the_rows_of_an_epoch(recipe: dict[str, Any], epoch: int) -> None:
     """Windows of the order, each packed and shuffled by key, in one sequence; planned one by one from a carry too."""
@@ -72,7 +73,7 @@ def test_the_rows_of_an_epoch(recipe: dict[str, Any], epoch: int) -> None:
             assert rows_of(packed.plan(epoch, window, carry).rows) == expected
 
 
-@settings(max_examples=30)
+@examples(30, quick=12)
 @given(recipe=recipes(), epochs=st.integers(1, 3), data=st.data())
 def test_the_rows_of_a_run_by_position(recipe: dict[str, Any], epochs: int, data: st.DataObject) -> None:
     """From any place on, known by position alone: rows, IDs, targets, places and updates are the oracle's."""
@@ -95,7 +96,7 @@ def test_the_rows_of_a_run_by_position(recipe: dict[str, Any], epochs: int, data
         assert run.next_after(begin, budget) == (stop if is_full else None)
 
 
-@settings(max_examples=30)
+@examples(30, quick=12)
 @given(recipe=recipes(), cut=st.integers(0, 200))
 def test_an_endless_run_forgets_what_is_behind(recipe: dict[str, Any], cut: int) -> None:
     """What is let go of changes nothing ahead; the same rows come after as without."""
@@ -111,7 +112,7 @@ def test_an_endless_run_forgets_what_is_behind(recipe: dict[str, Any], cut: int)
     assert msgspec.structs.asdict(run.place(cut)) == packing.place_after(rows[:cut])
 
 
-@settings(max_examples=30)
+@examples(30, quick=12)
 @given(recipe=recipes(), data=st.data())
 def test_the_history_for_audits(recipe: dict[str, Any], data: st.DataObject) -> None:
     """Rows from the beginning, in any order of asking: IDs, places, ends of epochs, starts of updates; no gap."""

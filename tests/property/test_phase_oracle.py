@@ -7,13 +7,14 @@ from fractions import Fraction
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from resumable_data import Shuffle, audit_cursor, audit_ledger
 from resumable_data.cursor import decode_phase, encode_phase
 from resumable_data.lookup import Walk, find_update
 from resumable_data.plan import TAILS
+from tests.examples import examples
 from tests.oracle import OracleCursor, OracleUpdate, coverage_lanes, end_of_microbatch, loss_scale, split_update
 from tests.simulated_ranks import Job, expect_cursor, expect_full_coverage, task_of
 
@@ -151,7 +152,7 @@ class Run:
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4))
 
 
-@settings(max_examples=60)
+@examples(60, quick=20)
 @given(
     length=st.integers(1, 24),
     global_batch=st.integers(1, 20),

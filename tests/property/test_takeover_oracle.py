@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from resumable_data import Cursor, Sequential, TorchShuffle, audit_ledger
+from tests.examples import examples
 from tests.simulated_ranks import Job, Numbers, flat
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_every_place_of_small_runs(shuffle: bool) -> None:
     assert num_places > 500
 
 
-@settings(max_examples=80)
+@examples(80, quick=30)
 @given(data=st.data())
 def test_any_run_with_accumulation(data: st.DataObject) -> None:
     """Full windows are consumed, a partial one is rolled back, and the short one at an epoch's end is consumed."""

@@ -133,7 +133,7 @@ HISTORIES = {
 }
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(**HISTORIES)
 def test_no_history_of_restarts_leads_to_a_finding(
     tmp_path_factory: pytest.TempPathFactory,

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.audit import audit_ledger
 from resumable_data.errors import ResumableDataError
+from tests.examples import examples
 from tests.files import overwrite
 from tests.unit.audit import test_lies_of_batches
 from tests.unit.audit.forging import EXTREMES, forge, numbers_in
@@ -70,7 +71,7 @@ def forgery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Forgery(MAKERS[request.param](tmp_path_factory.mktemp("forged")).path)
 
 
-@settings(max_examples=25)
+@examples(25, quick=8)
 @given(data=st.data())
 def test_forged_numbers_give_a_report_or_an_error_of_ours(forgery: Forgery, data: st.DataObject) -> None:
     """One number or a few of them: no other exception, no warning, and no memory without a bound."""

@@ -28,6 +28,7 @@ from resumable_data import (
 from resumable_data.errors import ResumableDataError, UsageError
 from resumable_data.ledger import Delivered
 from resumable_data.packing import PackedRows
+from tests.examples import examples
 from tests.packed_jobs import LENGTHS, POLICIES, PackedJob, PackedProgress, make_oracle, make_packed, make_source
 from tests.simulated_ranks import Numbers
 from tests.unit.audit.forging import EXTREMES, forge, numbers_in
@@ -180,7 +181,7 @@ def test_windows_without_rows_are_proven(tmp_path: Path) -> None:
         assert_proven(run)
 
 
-@settings(max_examples=10)
+@examples(10, quick=5)
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=12).filter(any),
     policy=st.sampled_from(POLICIES),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data import BestFit, Concat, Fill, NoPacking, Sequential
@@ -26,6 +26,7 @@ from resumable_data.ledger.frames import RANK_KIND, FrameReader, open_regular
 from resumable_data.ledger.records import record_decoder
 from resumable_data.lookup import Walk, find_document
 from resumable_data.packing import PackedRows
+from tests.examples import examples
 from tests.packed_jobs import LENGTHS, POLICIES, make_packed, make_source
 from tests.pieces_oracle import Rows, decode, digest_of, encode
 from tests.unit.audit.forging import EXTREMES, forge, numbers_in
@@ -141,7 +142,7 @@ def test_folded_records_and_updates_by_tokens(tmp_path: Path, options: dict[str,
     expect_honest(run)
 
 
-@settings(max_examples=8)
+@examples(8, quick=4)
 @given(
     lengths=st.lists(st.integers(0, 20), min_size=1, max_size=12).filter(any),
     policy=st.sampled_from(POLICIES),
@@ -344,7 +345,7 @@ def test_a_changed_piece_is_named(
             assert "tokens [" in one.found
 
 
-@settings(max_examples=15)
+@examples(15, quick=6)
 @given(data=st.data())
 def test_findings_are_what_counting_finds(
     tmp_path_factory: pytest.TempPathFactory, honest: dict[str, LedgerRun], data: st.DataObject
@@ -481,7 +482,7 @@ def test_chunks_of_documents_are_added_up(
         assert "RD212" in codes(run.audit())
 
 
-@settings(max_examples=8)
+@examples(8, quick=4)
 @given(data=st.data())
 def test_forged_numbers_and_bytes(
     tmp_path_factory: pytest.TempPathFactory, honest: dict[str, LedgerRun], data: st.DataObject

@@ -87,10 +87,10 @@ def sweep(folder: Path, num_trials: int) -> tuple[int, int]:
 
 
 def test_random_damage_is_found(tmp_path: Path) -> None:
-    """Each of 200 random changes is found, or torch loads the very same state."""
-    found, meaningless = sweep(tmp_path, 200)
-    assert found + meaningless == 200
-    assert found > 130
+    """Each of 80 random changes is found, or torch loads the very same state."""
+    found, meaningless = sweep(tmp_path, 80)
+    assert found + meaningless == 80
+    assert found > 50
 
 
 @pytest.mark.slow

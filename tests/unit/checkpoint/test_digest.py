@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from resumable_data.checkpoint.digest import array_digest, box_digest, combine, finish
 from resumable_data.errors import UsageError
 from tests import digest_oracle
+from tests.examples import examples
 
 DTYPES = {1: "int8", 2: "bfloat16", 4: "float32", 8: "float64", 16: "complex128"}
 TYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
@@ -62,7 +63,7 @@ def shapes() -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @given(shapes(), st.sampled_from(sorted(TYPES)), st.integers(0, 6), st.randoms(use_true_random=False))
-@settings(max_examples=150)
+@examples(150, quick=50)
 def test_boxes_add_up_to_the_oracle(shape: tuple[int, ...], itemsize: int, num_cuts: int, random: Any) -> None:
     """Whatever boxes a tensor is cut into, and in whatever order, their sum is that of its words one by one."""
     array = random_array(shape, itemsize)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.checkpoint.files import payload
@@ -31,6 +31,7 @@ from resumable_data.checkpoint.files.tensors import tensor_layout, walk_tensors
 from resumable_data.checkpoint.files.zips import ArchiveError, Window, read_archive
 from resumable_data.errors import CheckpointError
 from tests.checkpoints import archive_of, odd_state, save
+from tests.examples import examples
 from tests.files import overwrite
 
 plain = st.recursive(
@@ -44,13 +45,14 @@ plain = st.recursive(
 )
 
 
+@examples(100, quick=25)
 @given(plain, st.integers(3, 5))
 def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
     """What holds no objects comes out as Python's own unpickler makes it."""
     assert parse_pickle(pickle.dumps(value, protocol))[0] == value
 
 
-@settings(max_examples=50)
+@examples(50, quick=20)
 @given(st.lists(plain, max_size=3), st.integers(3, 5))
 def test_memo_of_any_pickler(values: list[Any], protocol: int) -> None:
     """What is remembered is found again, also where a pickle numbers only what it needs, or leaves numbers out."""
@@ -97,7 +99,7 @@ def read_window(path: Path, data: bytes) -> None:
             list(walk_tensors(parse_pickle(window.read(record.start, record.size))[0]))
 
 
-@settings(max_examples=200)
+@examples(200, quick=60)
 @given(data=st.data())
 def test_mutated_metadata_is_our_error_or_metadata(sample: Path, data: st.DataObject) -> None:
     """Bytes of .metadata that are changed, cut or repeated are read, or refused by our own error."""
@@ -106,7 +108,7 @@ def test_mutated_metadata_is_our_error_or_metadata(sample: Path, data: st.DataOb
         parse_metadata(bytes_)
 
 
-@settings(max_examples=200)
+@examples(200, quick=60)
 @given(data=st.data())
 def test_mutated_archive_is_our_error_or_an_archive(
     sample: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -164,8 +166,9 @@ def mutate(data: bytes, draw: st.DataObject) -> bytes:
         b"\x80\x04\x95" + b"\xff" * 8 + b"N",  # a frame, and no end
         b"\x80\x04h\x05.",  # what was never memoized
         b"\x80\x04" + b"(" * 100_000 + b".",
-        b"\x80\x04]" + b"\x85" * 100_000,
-        b"\x80\x04N" + b"2\x86" * 100_000 + b"}" + b"2\x86s.",
+        # tracing what these allocate takes seconds
+        pytest.param(b"\x80\x04]" + b"\x85" * 100_000, marks=pytest.mark.slow),
+        pytest.param(b"\x80\x04N" + b"2\x86" * 100_000 + b"}" + b"2\x86s.", marks=pytest.mark.slow),
     ],
 )
 def test_forged_lengths_cost_nothing(data: bytes) -> None:

@@ -17,6 +17,7 @@ import resumable_data as rd
 from resumable_data.checkpoint.capture import capture_run
 from resumable_data.checkpoint.collective import alone_is_meant
 from resumable_data.checkpoint.files.adopt import adopt_checkpoint
+from resumable_data.checkpoint.live_digest import gather_digests
 from resumable_data.checkpoint.run_manifest import RUN_MANIFEST_NAME, RunManifest, TensorInfo, read_run_manifest
 from resumable_data.cli import main
 from resumable_data.errors import CheckpointError
@@ -74,6 +75,9 @@ def test_what_a_program_is_made_of() -> None:
     assert model.buffers["mask"] == TensorInfo("bool", (3,), False)
     assert model.buffers["norm.running_mean"].is_kept
     assert model.batch_statistics == {"norm": "BatchNorm1d"}
+    assert model.buffer_digests == gather_digests({"mask": torch.ones(3, dtype=torch.bool)})
+    state["model"].mask = torch.ones(3, dtype=torch.bool, device="meta")
+    assert capture_run(state, loader).models["model"].buffer_digests == {}
     optimizer = run.optimizers["optimizer"]
     assert [group.parameters for group in optimizer.groups] == [("a.weight",), ("norm.weight", "norm.bias")]
     assert [group.settings["weight_decay"] for group in optimizer.groups] == [0.2, 0.01]

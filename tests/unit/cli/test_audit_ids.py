@@ -127,12 +127,11 @@ def test_unreadable(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_torch_is_not_imported(log: Path) -> None:
-    """Counting starts without the second that importing torch takes, unless torch's order is asked for."""
+    """Counting starts without the second that importing torch takes; torch's own order is tested where it is made."""
     code = "import sys; from resumable_data.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    for order, is_imported in (("shuffle", False), ("torch-shuffle", True)):
-        command = [sys.executable, "-c", code, "audit-ids", "--samples", "10", "--order", order, str(log)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ})
-        assert done.stdout.splitlines()[-1] == str(is_imported)
+    command = [sys.executable, "-c", code, "audit-ids", "--samples", "10", "--order", "shuffle", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ})
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_findings_are_documented() -> None:

@@ -48,6 +48,7 @@ from resumable_data.ledger.records import (
     record_decoder,
 )
 from resumable_data.order import Sequential
+from tests.examples import examples
 from tests.files import overwrite
 from tests.packed_jobs import PackedJob, make_packed
 from tests.texts import texts
@@ -172,7 +173,7 @@ def read_within_bounds(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["claim", "claim inside", "digest", "full", "fold", "pieces"])
-@settings(max_examples=150)
+@examples(150, quick=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_files(folder: Path, good: dict[str, bytes], name: str, seed: int) -> None:
     """Whatever befalls a file, it is read or refused."""
@@ -192,7 +193,7 @@ def test_random_files(folder: Path, name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["claim", "claim inside", "digest", "full", "fold", "pieces"])
-@settings(max_examples=150)
+@examples(150, quick=50)
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_records_under_right_checksums(folder: Path, good: dict[str, bytes], name: str, seed: int) -> None:
     """The decoders of records do not rely on checksums: one record is changed, and framed again."""
@@ -290,7 +291,7 @@ def payloads(draw: st.DrawFn) -> bytes:
     return b"\x93\x04" + number + draw(st.sampled_from([b"\xc2", b"\xc3", b"\xc0"]))
 
 
-@settings(max_examples=150)
+@examples(150, quick=50)
 @given(batch=st.lists(payloads(), max_size=12))
 def test_the_quick_reader_agrees_with_the_decoder(batch: list[bytes]) -> None:
     """What the reader of frequent records takes is what the decoder makes of it; the rest is left, in order."""
@@ -310,7 +311,7 @@ def test_the_quick_reader_agrees_with_the_decoder(batch: list[bytes]) -> None:
         assert record_decoder.decode(batch[number]) == record
 
 
-@settings(max_examples=200)
+@examples(200, quick=60)
 @given(batch=st.lists(payloads(), max_size=12), block=st.sampled_from([1, 30, 1 << 20]))
 def test_a_file_says_what_its_records_say(folder: Path, batch: list[bytes], block: int) -> None:
     """Commits, rewinds and deliveries of any file are those of its records one by one, or the file is refused."""

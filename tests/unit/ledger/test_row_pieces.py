@@ -7,11 +7,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.ledger.row_ids import row_ids
 from resumable_data.ledger.row_pieces import BadPiecesError, RowPieces, decode_pieces, encode_pieces, row_bytes_max
+from tests.examples import examples
 from tests.packed_run_oracle import row_id
 from tests.pieces_oracle import Rows, decode, encode
 
@@ -38,7 +39,7 @@ def test_the_example_of_the_documentation() -> None:
     assert as_lists(decode_pieces([data], np.array([2]))) == rows
 
 
-@settings(max_examples=150)
+@examples(150, quick=50)
 @given(records=st.lists(ROWS, max_size=6))
 def test_bytes_are_those_of_the_oracle_and_lead_back(records: list[Rows]) -> None:
     """Records of any numbers, some of them as wide as others: the same rows in the same order, with their IDs."""
@@ -67,7 +68,7 @@ def test_wider_numbers_are_read_too(rows: Rows, extra: tuple[int, ...], which: l
     assert as_lists(pieces.take(np.array(chosen, np.int64))) == [rows[number] for number in chosen]
 
 
-@settings(max_examples=150)
+@examples(150, quick=50)
 @given(rows=ROWS, count=st.none() | st.integers(0, 9) | st.just(1 << 40), seed=st.integers(0, 1 << 32))
 def test_any_bytes_are_read_as_the_oracle_reads_them_or_refused(rows: Rows, count: int | None, seed: int) -> None:
     """Bytes changed, cut, or random, and other numbers of rows; beside a good record, which is not the one blamed."""

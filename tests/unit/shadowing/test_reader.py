@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.errors import LedgerCorruptError, LedgerError
@@ -28,6 +28,7 @@ from resumable_data.shadowing.records import (
     encode_record,
     file_name,
 )
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,7 +144,7 @@ def test_only_regular_files(tmp_path: Path) -> None:
 RECORD = st.sampled_from(RECORDS) | st.builds(Ids, st.binary(max_size=24)) | st.builds(Begin, *[st.integers(0, 9)] * 5)
 
 
-@settings(max_examples=200)
+@examples(200, quick=60)
 @given(
     data=st.binary(max_size=120).map(lambda tail: make_head(SHADOW_KIND) + tail)
     | st.lists(RECORD, max_size=6).map(content)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -18,6 +18,7 @@ from resumable_data.cursor import Cursor
 from resumable_data.errors import CommitError, RecipeMismatchError, StaleIteratorError, UsageError
 from resumable_data.loader import ResumableLoader
 from resumable_data.tracking import DistributedSampler, track
+from tests.examples import examples
 from tests.unit.tracking.loops import SEED, Numbers, Setup, Trained, next_of_all
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def setups(draw: st.DrawFn) -> list[Setup]:
     return [Setup(length, *layout, **drops) for layout in chain]
 
 
-@settings(max_examples=100)
+@examples(100, quick=25)
 @given(chain=setups(), data=st.data())
 def test_any_chain_of_launches_counts_what_was_trained_on(chain: list[Setup], data: st.DataObject) -> None:
     """Over any ranks, steps skipped or not, and loops broken off at any batch, the cursor is what plain lists say.
