@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.files.verify import verify_checkpoint
     from resumable_data.checkpoint.gradients import InFlightGradients
     from resumable_data.checkpoint.load import Loaded, load_checkpoint
+    from resumable_data.checkpoint.probe import Probe
     from resumable_data.checkpoint.random_states import RandomStates
     from resumable_data.checkpoint.retention import PruneReport, prune_checkpoints
     from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
@@ -27,6 +28,7 @@ __all__ = [
     "CheckpointReport",
     "InFlightGradients",
     "Loaded",
+    "Probe",
     "PruneReport",
     "RandomStates",
     "RunManifest",
@@ -45,6 +47,7 @@ _HOMES = {
     "CheckpointReport": "files.report",
     "InFlightGradients": "gradients",
     "Loaded": "load",
+    "Probe": "probe",
     "PruneReport": "retention",
     "RandomStates": "random_states",
     "async_save_checkpoint": "async_save",

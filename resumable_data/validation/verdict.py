@@ -1,0 +1,348 @@
+"""What is decided about a move: the checks that were made, what they lead to, and what they do not prove.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from resumable_data.checkpoint.migration.declaration import Declaration
+from resumable_data.checkpoint.run_manifest import BatchInfo, RunManifest
+from resumable_data.findings import PlainFinding
+
+SCHEMA_VERSION = 1
+
+PROMOTE = "promote"
+REJECT = "reject"
+WARM_START = "warm start"
+UNPROVEN = "unproven"
+PASSED = "passed"
+FAILED = "failed"
+NOT_RUN = "not run"
+
+STAGES = ("files", "load", "update", "window", "untouched")
+
+
+class CheckKind(NamedTuple):
+    """A check by its name.
+
+    Attributes:
+        stage: The stage of a rehearsal that makes it; what fails there stops the later ones.
+        asks: What it asks.
+        prevents: The failure of a run that it prevents.
+        is_required: Whether nothing is promoted without it.
+    """
+
+    stage: str
+    asks: str
+    prevents: str
+    is_required: bool = False
+
+
+CHECKS = {
+    "files": CheckKind(
+        "files",
+        "Are all files there, whole, and of one save?",
+        "A shard that is missing, cut, changed or left over from another save is loaded without a word.",
+    ),
+    "manifest": CheckKind(
+        "files",
+        "Is it known what the program was made of, and on which ranks?",
+        "Nobody can say what the move was meant to keep.",
+    ),
+    "build": CheckKind(
+        "load",
+        "Does build() make the job's parts, with a ledger of its own?",
+        "A trial writes into the ledger of the run.",
+    ),
+    "load": CheckKind(
+        "load",
+        "Does the checkpoint load on these ranks?",
+        "Another optimizer, model, seed or order of samples is found in production.",
+    ),
+    "state": CheckKind(
+        "load",
+        "Does the program hold what the checkpoint holds, all of it?",
+        "Moments, step counters, settings, scale, ties or random states are lost, swapped or reset.",
+        is_required=True,
+    ),
+    "unchanged": CheckKind(
+        "load",
+        "Do evaluation, forward and backward leave the state as it is?",
+        "A schedule that counts microbatches, or evaluation that trains.",
+    ),
+    "evaluation": CheckKind(
+        "load",
+        "Does evaluation of the same examples give the same twice?",
+        "Dropout stays on in evaluation, and quality seems to have changed.",
+    ),
+    "logits": CheckKind(
+        "load",
+        "Are the logits those that were stored with the checkpoint?",
+        "Weights are laid out otherwise than they say, kernels differ, or the examples are others.",
+    ),
+    "batch": CheckKind(
+        "update",
+        "Is the global batch what was declared, and the data-parallel size that of the model?",
+        "The launcher halves the batch, or tensor-parallel ranks are counted as data-parallel.",
+        is_required=True,
+    ),
+    "samples": CheckKind(
+        "update",
+        "Are the samples of the first update those that the order has at the checkpoint's cursor?",
+        "Samples are read again, or never.",
+    ),
+    "step": CheckKind(
+        "update",
+        "Does one update move the parameters, by a finite amount?",
+        "Gradients do not reach the optimizer, or are not finite.",
+    ),
+    "counters": CheckKind(
+        "update",
+        "Do optimizers, schedulers and cursor count exactly one update?",
+        "The learning rate runs ahead of the run.",
+    ),
+    "first update": CheckKind(
+        "update",
+        "Is the first update that of the control?",
+        "Losses weighted by the wrong number of ranks, gradients accumulated twice.",
+    ),
+    "trace": CheckKind(
+        "window",
+        "Are all updates of the window those of the control?",
+        "What a first update does not show: moments, decay, and what grows.",
+        is_required=True,
+    ),
+    "boundaries": CheckKind(
+        "window",
+        "Were a logging and an evaluation boundary crossed?",
+        "The first evaluation on the new ranks fails, hours later.",
+    ),
+    "coverage": CheckKind(
+        "window",
+        "Was every sample of the window delivered, once?",
+        "Ranks read each other's samples, or skip some.",
+        is_required=True,
+    ),
+    "untouched": CheckKind(
+        "untouched",
+        "Are the run's own files as they were?",
+        "A trial overwrites a checkpoint, or goes on with the run's ledger.",
+    ),
+}
+"""Every check by its name, which stays the same."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One check that was made, or was not.
+
+    Attributes:
+        name: A key of `CHECKS`.
+        stage: The stage of a rehearsal that it belongs to.
+        status: ``"passed"``, ``"failed"``, ``"warm start"``, ``"unproven"`` or ``"not run"``.
+        summary: What was looked at, or why it was not.
+        findings: What was found, the worst first.
+    """
+
+    name: str
+    stage: str
+    status: str
+    summary: str
+    findings: tuple[PlainFinding, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, status: str, summary: str, findings: Iterable[PlainFinding] = ()) -> Check:
+        """A check of `CHECKS`; of findings, what all kinds of them have in common is kept."""
+        fields = PlainFinding.__struct_fields__
+        plain = [PlainFinding(**{field: getattr(one, field) for field in fields}) for one in findings]
+        plain.sort(key=lambda one: one.precedence)
+        return cls(name=name, stage=CHECKS[name].stage, status=status, summary=summary, findings=tuple(plain))
+
+
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of a job: all axes of its mesh, and not a count of devices alone.
+
+    Attributes:
+        world_size: All processes.
+        dp_size: Those that read different samples.
+        axes: Names and sizes of the axes of the mesh.
+        data_axes: Those along which different samples are read.
+    """
+
+    world_size: int
+    dp_size: int
+    axes: tuple[tuple[str, int], ...]
+    data_axes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunManifest) -> Ranks:
+        """Those of a run manifest."""
+        return cls(world_size=run.world_size, dp_size=run.dp_size, axes=run.mesh.axes, data_axes=run.mesh.data_axes)
+
+
+class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A new experiment that begins with the weights of another.
+
+    Attributes:
+        identity: What tells it from the run that it comes from: 16 hexadecimal digits, drawn for this verdict.
+        run_id: The run that it comes from; empty where that is not known.
+        lost: What of that run is not in it.
+    """
+
+    identity: str
+    run_id: str
+    lost: tuple[str, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is decided about a move. `to_json` and `to_text` show it.
+
+    Attributes:
+        verdict: ``"promote"``: all of the state is there, the global batch is what was declared, samples go on within
+            the declared bound, and the trace is within its tolerances. ``"reject"``: a check failed. ``"warm start"``:
+            weights are whole, and what made the run what it was is not: a new experiment. ``"unproven"``: nothing
+            failed, and what a promotion needs was not shown. ``"passed"``: nothing failed of the part of a rehearsal
+            that was asked for.
+        checkpoint: The checkpoint.
+        checks: In the order in which they were made.
+        declaration: What was declared to survive.
+        saved: The ranks that saved; None where not known.
+        now: The ranks that this holds for; None where it did not come to any.
+        batch: The batch equation on these ranks.
+        tolerances: Relative deviations that were allowed, by name, of what was compared.
+        not_proven: What the verdict does not say.
+        warm_start: Of a warm start, its identity and what was lost.
+        is_synthetic: Whether the checkpoint was made for an exercise.
+    """
+
+    verdict: str
+    checkpoint: str
+    checks: tuple[Check, ...]
+    declaration: Declaration = Declaration()
+    saved: Ranks | None = None
+    now: Ranks | None = None
+    batch: BatchInfo | None = None
+    tolerances: dict[str, float] = {}
+    not_proven: tuple[str, ...] = ()
+    warm_start: WarmStart | None = None
+    is_synthetic: bool = False
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def exit_code(self) -> int:
+        """0 where the verdict is ``"promote"``, or ``"passed"`` of a part; else 1."""
+        return 0 if self.verdict in (PROMOTE, PASSED) else 1
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.status == FAILED)
+
+    def check(self, name: str) -> Check | None:
+        """The check of a name; None where it was not come to."""
+        return next((check for check in self.checks if check.name == name), None)
+
+    def to_json(self) -> bytes:
+        """The verdict as JSON; `schema_version` says which fields there are."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Verdict:
+        """What `to_json` gave."""
+        return msgspec.json.decode(data, type=cls)
+
+    def to_text(self) -> str:
+        """The verdict for people."""
+        from resumable_data.validation.verdict_text import format_verdict
+
+        return format_verdict(self)
+
+
+def judge_checks(checks: Sequence[Check], *, is_part: bool = False) -> str:
+    """The verdict that checks lead to.
+
+    Args:
+        checks: What was made.
+        is_part: Whether no more than these was asked for.
+    """
+    statuses = {check.status for check in checks}
+    if FAILED in statuses:
+        return REJECT
+    if WARM_START in statuses:
+        return WARM_START
+    if is_part:
+        return UNPROVEN if UNPROVEN in statuses else PASSED
+    passed = {check.name for check in checks if check.status == PASSED}
+    required = {name for name, kind in CHECKS.items() if kind.is_required}
+    return PROMOTE if UNPROVEN not in statuses and required <= passed else UNPROVEN
+
+
+_NEVER_PROVEN = (
+    "final convergence: that a few updates are the same does not say where thousands of them end",
+    "throughput: nothing was held to a speed",
+    "what a material change of the global batch does to quality, which takes a run that is judged by its quality",
+)
+_NO_LOGITS = "forward results from before the save: no logits were compared"
+_NO_BOUNDARY = "what happens at a boundary of logging or evaluation: none was crossed"
+_SYNTHETIC = "anything about the real checkpoint: this one was made for the exercise"
+
+
+def make_verdict(
+    checkpoint: str,
+    checks: Sequence[Check],
+    *,
+    declaration: Declaration,
+    saved: RunManifest | None = None,
+    now: RunManifest | None = None,
+    tolerances: dict[str, float] | None = None,
+    is_synthetic: bool = False,
+    is_part: bool = False,
+) -> Verdict:
+    """The verdict, with all that a record of it needs.
+
+    Args:
+        checkpoint: The checkpoint.
+        checks: What was made, in that order.
+        declaration: What was declared to survive.
+        saved: What the program was made of that saved.
+        now: What it is made of on the ranks that it was moved to.
+        tolerances: Relative deviations that were allowed.
+        is_synthetic: Whether the checkpoint was made for an exercise.
+        is_part: Whether no more than these checks was asked for.
+    """
+    verdict = judge_checks(checks, is_part=is_part)
+    by_name = {check.name: check.status for check in checks}
+    not_proven = [*_NEVER_PROVEN]
+    not_proven += [_NO_LOGITS] if by_name.get("logits") != PASSED else []
+    not_proven += [_NO_BOUNDARY] if by_name.get("boundaries") != PASSED else []
+    not_proven += [_SYNTHETIC] if is_synthetic else []
+    return Verdict(
+        verdict=verdict,
+        checkpoint=checkpoint,
+        checks=tuple(checks),
+        declaration=declaration,
+        saved=None if saved is None else Ranks.of(saved),
+        now=None if now is None else Ranks.of(now),
+        batch=None if now is None else now.batch,
+        tolerances=tolerances or {},
+        not_proven=tuple(not_proven),
+        warm_start=_warm_start(checks, saved) if verdict == WARM_START else None,
+        is_synthetic=is_synthetic,
+    )
+
+
+def _warm_start(checks: Sequence[Check], saved: RunManifest | None) -> WarmStart:
+    """An identity of its own, and what findings say is lost."""
+    lost = [
+        f"{one.where}: {one.title} (expected {one.expected}, found {one.found})"
+        for check in checks
+        if check.status == WARM_START
+        for one in check.findings
+    ]
+    cursor = None if saved is None else saved.decode_cursor()
+    return WarmStart(identity=os.urandom(8).hex(), run_id="" if cursor is None else cursor.run_id, lost=tuple(lost))
