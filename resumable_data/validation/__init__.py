@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resumable_data.validation.comparison import TraceComparison
     from resumable_data.validation.judging import judge_move
     from resumable_data.validation.recorder import TraceRecorder
-    from resumable_data.validation.rehearsal.job import Context, Job
+    from resumable_data.validation.rehearsal.job import Context, Job, OptimizerStep
     from resumable_data.validation.rehearsal.run import rehearse
     from resumable_data.validation.state import check_state, check_unchanged
     from resumable_data.validation.state_report import StateReport
@@ -26,6 +26,7 @@ __all__ = [
     "Context",
     "Job",
     "Manifest",
+    "OptimizerStep",
     "Probe",
     "StateReport",
     "Trace",
@@ -44,6 +45,7 @@ __all__ = [
 _HOMES = {
     "Context": "rehearsal.job",
     "Job": "rehearsal.job",
+    "OptimizerStep": "rehearsal.job",
     "StateReport": "state_report",
     "Trace": "trace",
     "TraceComparison": "comparison",

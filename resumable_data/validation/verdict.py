@@ -288,7 +288,7 @@ _NEVER_PROVEN = (
     "what a material change of the global batch does to quality, which takes a run that is judged by its quality",
 )
 _NO_LOGITS = "forward results from before the save: no logits were compared"
-_NO_BOUNDARY = "what happens at a boundary of logging or evaluation: none was crossed"
+_NO_BOUNDARY = "what happens at a boundary of logging and at one of evaluation: not both were crossed"
 _SYNTHETIC = "anything about the real checkpoint: this one was made for the exercise"
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from resumable_data.checkpoint import Probe, RandomStates, load_checkpoint, save_checkpoint
@@ -75,6 +78,11 @@ class Built:
             model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
         if parts.kind == "ddp":
             model = DistributedDataParallel(model)
+        elif parts.kind == "tp":
+            mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+            parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+            fully_shard(model, mesh=mesh["dp"])
+            parts = replace(parts, options={"mesh": mesh, "data_axes": "dp", **parts.options})
         elif parts.kind == "fsdp":
             fully_shard(model.first)
             fully_shard(model)
@@ -173,6 +181,23 @@ def rehearse_here(folder: str, parts: Parts, **options: Any) -> Verdict:
     repeats = sorted(Path(folder).glob("repeat-*.jsonl"))
     arguments = {"control": f"{folder}/control.jsonl", "repeats": repeats, **options}
     return rehearse(build(parts), f"{folder}/checkpoint", **arguments)
+
+
+def fail_alone(folder: str) -> Verdict:
+    """The second process fails in its own code, while the first waits for it in a collective call of its own."""
+
+    def accumulate(microbatch: Microbatch) -> torch.Tensor:
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("a fault in the user's code")
+        dist.barrier()
+        raise AssertionError("nobody comes here")
+
+    def build_faulty(context: Context) -> Job:
+        job = Built(Parts(), context).job
+        job.accumulate = accumulate
+        return job
+
+    return rehearse(build_faulty, f"{folder}/checkpoint")
 
 
 def clean(folder: str, kind: str = "fsdp") -> Verdict:

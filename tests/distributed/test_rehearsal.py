@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from resumable_data.checkpoint import load_checkpoint
 from resumable_data.order import Shuffle
 from resumable_data.validation import Verdict
 from resumable_data.validation.verdict import CHECKS
-from tests.distributed.ranks import run_ranks
-from tests.distributed.rehearsed import Built, Parts, clean, rehearse_here, save_and_record
+from tests.distributed.ranks import launch_ranks, run_ranks
+from tests.distributed.rehearsed import Built, Parts, clean, fail_alone, rehearse_here, save_and_record
 
 
 def only_model(built: Built, path: Path) -> None:
@@ -114,6 +115,11 @@ SABOTAGES: dict[str, tuple[Parts, str, str]] = {
     "dropout active in evaluation": (Parts(evaluation_dropout=0.5), "evaluation", "RD975"),
     "gradient accumulated twice": (Parts(times=2), "first update", "RD912"),
     "evaluation data changed": (Parts(example_seed=6), "logits", "RD976"),
+    "tensor-parallel ranks counted as data-parallel": (
+        Parts(kind="tp", options={"mesh": None, "data_axes": None}),
+        "batch",
+        "RD982",
+    ),
     "ledger of the run": (Parts(options={"ledger": "THE_RUN"}), "build", "RD973"),
 }
 
@@ -157,7 +163,7 @@ def check_found(found: dict[str, Verdict]) -> None:
         assert verdict.checks[-1].status == "passed", (name, verdict.to_text())
 
 
-def check_clean(verdicts: list[Verdict], num_ranks: int) -> None:
+def check_clean(verdicts: list[Verdict], source: int, target: int, num_repeats: int = 2) -> None:
     verdict = verdicts[0]
     assert all(one == verdict for one in verdicts)
     assert (verdict.verdict, verdict.exit_code) == ("promote", 0), verdict.to_text()
@@ -165,47 +171,67 @@ def check_clean(verdicts: list[Verdict], num_ranks: int) -> None:
     assert {check.status for check in verdict.checks} == {"passed"}, verdict.to_text()
     assert verdict.saved is not None
     assert verdict.now is not None
-    assert (verdict.saved.dp_size, verdict.now.dp_size) == (4, num_ranks)
+    assert (verdict.saved.dp_size, verdict.now.dp_size) == (source, target)
     assert verdict.batch is not None
-    assert (verdict.batch.global_batch, verdict.batch.dp_size) == (12, num_ranks)
+    assert (verdict.batch.global_batch, verdict.batch.dp_size) == (12, target)
     assert verdict.tolerances.keys() == {"logits", "loss", "gradient_norm", "update_norm"}
     trace = verdict.check("trace")
     assert trace is not None
-    assert "20 updates, 2 repeats" in trace.summary
+    assert f"20 updates, {num_repeats} repeats" in trace.summary
 
 
 def test_a_clean_move_is_promoted_and_spoiled_ones_are_not(tmp_path: Path) -> None:
-    """FSDP2 from 4 ranks to 2: each sabotage is found by the check that is there for it; the clean move passes all."""
-    recorded = run_ranks(save_and_record, 4, str(tmp_path))
+    """FSDP2 from 2 ranks to 3 passes all checks; on one process, each sabotage is found by the check that is for it."""
+    recorded = run_ranks(save_and_record, 2, str(tmp_path), "fsdp", 1)
     assert all(text.startswith("PASSED") for text in recorded[0]), recorded[0]
     before = sorted(tmp_path.rglob("*"))
-    check_clean(run_ranks(clean, 2, str(tmp_path)), 2)
-    check_found(run_ranks(sabotaged, 2, str(tmp_path), FAST, "fsdp")[0])
+    check_clean(run_ranks(clean, 3, str(tmp_path)), 2, 3, 1)
+    check_found(run_ranks(sabotaged, 1, str(tmp_path), FAST, "plain")[0])
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow
 def test_every_sabotage_is_found(tmp_path: Path) -> None:
-    """Also on 3 ranks, and a shard that is missing, before anything is built."""
+    """FSDP2 from 4 ranks to 2; and a shard that is missing is found before anything is built."""
     run_ranks(save_and_record, 4, str(tmp_path))
-    check_clean(run_ranks(clean, 3, str(tmp_path)), 3)
-    check_found(run_ranks(sabotaged, 3, str(tmp_path), tuple(SABOTAGES), "fsdp", timeout_s=900)[0])
+    check_clean(run_ranks(clean, 2, str(tmp_path)), 4, 2)
+    names = tuple(name for name in SABOTAGES if SABOTAGES[name][0].kind == "fsdp")
+    check_found(run_ranks(sabotaged, 2, str(tmp_path), names, "fsdp", timeout_s=900)[0])
     next((tmp_path / "checkpoint").glob("__2_*.distcp")).unlink()
     verdict = run_ranks(clean, 2, str(tmp_path))[0]
     assert (verdict.verdict, [one.name for one in verdict.checks]) == ("reject", ["files", "untouched"])
     assert "RD821" in {finding.code for finding in verdict.checks[0].findings}
 
 
-def grow(folder: str, kind: str) -> list[str]:
-    return save_and_record(folder, kind)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "source", "target"), [("fsdp", 2, 4), ("fsdp", 4, 3), ("ddp", 4, 3)])
+def test_other_moves_are_promoted(tmp_path: Path, kind: str, source: int, target: int) -> None:
+    """To more ranks, to a number that divides nothing, and under DDP."""
+    run_ranks(save_and_record, source, str(tmp_path), kind)
+    check_clean(run_ranks(clean, target, str(tmp_path), kind), source, target)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "source", "target"), [("fsdp", 2, 4), ("ddp", 4, 3)])
-def test_other_moves_are_promoted(tmp_path: Path, kind: str, source: int, target: int) -> None:
-    """FSDP2 from 2 ranks to 4, and DDP from 4 to 3."""
-    run_ranks(grow, source, str(tmp_path), kind)
-    verdict = run_ranks(clean, target, str(tmp_path), kind)[0]
+def test_tensor_parallel_ranks_are_no_data_parallel_ones(tmp_path: Path) -> None:
+    """From a mesh of 2 x 2 to 1 x 2; a loader that counts all processes is found, and the mesh is in the verdict."""
+    run_ranks(save_and_record, 4, str(tmp_path), "tp")
+    verdict = run_ranks(clean, 2, str(tmp_path), "tp")[0]
     assert verdict.verdict == "promote", verdict.to_text()
     assert verdict.now is not None
-    assert verdict.now.dp_size == target
+    assert (verdict.now.axes, verdict.now.dp_size) == ((("dp", 1), ("tp", 2)), 1)
+    check_found(run_ranks(sabotaged, 4, str(tmp_path), ("tensor-parallel ranks counted as data-parallel",), "tp")[0])
+
+
+@pytest.mark.slow
+def test_one_process_that_fails_ends_all(tmp_path: Path) -> None:
+    """Also where the others wait for it in a call of their own: all end soon, and the verdict shows its traceback."""
+    run_ranks(save_and_record, 2, str(tmp_path), "fsdp", 0)
+    before = time.monotonic()
+    first, second = launch_ranks(fail_alone, 2, str(tmp_path), timeout_s=100)
+    assert time.monotonic() - before < 60
+    told = first.error if first.value is None else first.value.to_text()
+    for line in ("REJECT", "RD971 violation", "a fault in the user's code", "process 1", "in accumulate"):
+        assert line in told, told
+    assert "resumable_data/validation" not in told
+    for one in (first, second):
+        assert one.value is None or one.value.exit_code == 1

@@ -33,9 +33,15 @@ TORCH_FREE = [
     "resumable_data.checkpoint.retention",
     "resumable_data.cli",
     "resumable_data.cli.compare",
+    "resumable_data.cli.rehearse",
+    "resumable_data.rehearse",
     "resumable_data.validation",
     "resumable_data.validation.compare",
+    "resumable_data.validation.judging",
+    "resumable_data.validation.rehearsal.files",
+    "resumable_data.validation.rehearsal.untouched",
     "resumable_data.validation.trace_writer",
+    "resumable_data.validation.verdict",
     "resumable_data.rng",
 ]
 

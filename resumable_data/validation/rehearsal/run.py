@@ -125,7 +125,7 @@ def run_rehearsal(
     """
     traces = [one for one in (options.control, *options.repeats) if one is not None]
     together(lambda: [Trace.read(one) for one in traces])
-    with _folder(options) as folder:
+    with rehearsal_folder(options) as folder:
         return _Rehearsal(build, options, folder, leave, files).run()
 
 
@@ -138,7 +138,7 @@ def print_alone(verdict: Verdict) -> None:
 
 
 @contextmanager
-def _folder(options: Options) -> Iterator[Path]:
+def rehearsal_folder(options: Options) -> Iterator[Path]:
     """A directory that all processes share, deleted afterwards."""
     folder = Path(on_first(lambda: tempfile.mkdtemp(prefix="rehearsal-", dir=options.scratch).encode()).decode())
     try:
