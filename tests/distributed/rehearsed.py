@@ -126,11 +126,10 @@ class Built:
             with torch.no_grad():
                 self.parts.after_load(self)
 
-    def losses(self, words: torch.Tensor) -> torch.Tensor:
-        logits = self.model(words[:, :-1])
-        losses: torch.Tensor = nn.functional.cross_entropy(logits.transpose(1, 2), words[:, 1:], reduction="none").mean(
-            1
-        )
+    def losses(self, words: torch.Tensor, dropout: float = 0.0) -> torch.Tensor:
+        logits = nn.functional.dropout(self.model(words[:, :-1]), dropout)
+        of_words = nn.functional.cross_entropy(logits.transpose(1, 2), words[:, 1:], reduction="none")
+        losses: torch.Tensor = of_words.mean(1)
         return losses
 
     def accumulate(self, microbatch: Microbatch) -> torch.Tensor:
@@ -152,11 +151,10 @@ class Built:
         return True
 
     def evaluate(self) -> float:
-        dropout = self.parts.evaluation_dropout
         was = self.model.training
         self.model.eval()
         with torch.no_grad():
-            losses = nn.functional.dropout(self.losses(self.examples), dropout, training=dropout > 0)
+            losses = self.losses(self.examples, self.parts.evaluation_dropout)
         self.model.train(was)
         return float(losses.mean())
 
