@@ -35,7 +35,7 @@ def deviation_of(saved: ProbeRecord, now: ProbeRecord) -> float:
         return float("inf")
     largest = np.abs(before).max(initial=0.0)
     apart = np.abs(before - after).max(initial=0.0)
-    return float(apart / largest) if largest else float(apart)
+    return float(apart) / float(largest) if largest else float(apart)
 
 
 def check_logits(saved: ProbeRecord | None, now: ProbeRecord | None, deviation: float) -> Check:
