@@ -18,7 +18,7 @@ from resumable_data.validation.rehearsal.launch import run_exercise
 if TYPE_CHECKING:
     import argparse
 
-    from resumable_data.validation.verdict import Check
+    from resumable_data.validation.checks import Check
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from resumable_data.checkpoint.migration.declaration import Declaration
 from resumable_data.checkpoint.run_manifest import read_run_manifest
+from resumable_data.validation.checks import FAILED
 from resumable_data.validation.rehearsal.files import check_files
-from resumable_data.validation.verdict import FAILED, make_verdict
+from resumable_data.validation.verdict import make_verdict
 
 if TYPE_CHECKING:
     import argparse

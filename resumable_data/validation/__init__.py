@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from resumable_data.validation.comparison import TraceComparison
     from resumable_data.validation.judging import judge_move
     from resumable_data.validation.recorder import TraceRecorder
+    from resumable_data.validation.rehearsal.function import rehearse
     from resumable_data.validation.rehearsal.job import Context, Job, OptimizerStep
-    from resumable_data.validation.rehearsal.run import rehearse
     from resumable_data.validation.state import check_state, check_unchanged
     from resumable_data.validation.state_report import StateReport
     from resumable_data.validation.trace import Trace, TraceHeader, UpdateRecord
@@ -57,7 +57,7 @@ _HOMES = {
     "check_unchanged": "state",
     "compare_traces": "compare",
     "judge_move": "judging",
-    "rehearse": "rehearsal.run",
+    "rehearse": "rehearsal.function",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would take any misspelt name for an object

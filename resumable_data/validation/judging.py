@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from resumable_data.checkpoint.migration.declaration import Declaration
 from resumable_data.findings import PlainFinding
+from resumable_data.validation.checks import FAILED, PASSED, UNPROVEN, WARM_START, Check
 from resumable_data.validation.findings import DEVIATES
 from resumable_data.validation.findings import PASS as TRACE_PASS
 from resumable_data.validation.limits import QUANTITIES
 from resumable_data.validation.state_report import COMPLETE, VIOLATED, judge_state
 from resumable_data.validation.state_report import WARM_START as STATE_WARM_START
-from resumable_data.validation.verdict import FAILED, PASSED, UNPROVEN, WARM_START, Check, Verdict, make_verdict
+from resumable_data.validation.verdict import Verdict, make_verdict
 from resumable_data.validation.verdict_findings import finding
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resumable_data.ledger.frames import shown
-from resumable_data.validation.verdict import PASSED, PROMOTE, REJECT, UNPROVEN, WARM_START
+from resumable_data.validation.checks import PASSED, UNPROVEN, WARM_START
+from resumable_data.validation.verdict import PROMOTE, REJECT
 
 if TYPE_CHECKING:
     from resumable_data.findings import PlainFinding

@@ -14,7 +14,7 @@ import pytest
 from resumable_data.checkpoint import load_checkpoint
 from resumable_data.order import Shuffle
 from resumable_data.validation import Verdict
-from resumable_data.validation.verdict import CHECKS
+from resumable_data.validation.checks import CHECKS
 from tests.distributed.ranks import launch_ranks, run_ranks
 from tests.distributed.rehearsed import Built, Parts, clean, fail_alone, rehearse_here, save_and_record
 

@@ -36,6 +36,7 @@ TORCH_FREE = [
     "resumable_data.cli.rehearse",
     "resumable_data.rehearse",
     "resumable_data.validation",
+    "resumable_data.validation.checks",
     "resumable_data.validation.compare",
     "resumable_data.validation.judging",
     "resumable_data.validation.rehearsal.files",

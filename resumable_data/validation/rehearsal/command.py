@@ -24,7 +24,8 @@ from resumable_data.validation.rehearsal.synthetic import make_exercise
 if TYPE_CHECKING:
     import argparse
 
-    from resumable_data.validation.verdict import Check, Verdict
+    from resumable_data.validation.checks import Check
+    from resumable_data.validation.verdict import Verdict
 
 
 def run_command(args: argparse.Namespace, files: list[Check] | ResumableDataError | None) -> int:

@@ -9,7 +9,7 @@ from resumable_data.checkpoint.files.verify import verify_checkpoint
 from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
 from resumable_data.errors import CheckpointError
 from resumable_data.findings import PlainFinding
-from resumable_data.validation.verdict import FAILED, PASSED, UNPROVEN, Check
+from resumable_data.validation.checks import FAILED, PASSED, UNPROVEN, Check
 from resumable_data.validation.verdict_findings import finding
 
 _STATUS = {"sound": PASSED, "damaged": FAILED}

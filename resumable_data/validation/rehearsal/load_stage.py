@@ -19,12 +19,12 @@ from resumable_data.checkpoint.random_states import kept_random_states
 from resumable_data.errors import UsageError
 from resumable_data.findings import PlainFinding
 from resumable_data.ledger.frames import shown
+from resumable_data.validation.checks import FAILED, NOT_RUN, PASSED, Check
 from resumable_data.validation.judging import check_of_state
 from resumable_data.validation.rehearsal.job import Context, Job
 from resumable_data.validation.rehearsal.logits import check_logits, deviation_of, tolerance_of
 from resumable_data.validation.state import check_state, check_unchanged
 from resumable_data.validation.state_findings import StateFinding, state_finding
-from resumable_data.validation.verdict import FAILED, NOT_RUN, PASSED, Check
 from resumable_data.validation.verdict_findings import finding
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import numpy as np
 
 from resumable_data.checkpoint.probe_file import ProbeRecord
 from resumable_data.findings import PlainFinding
-from resumable_data.validation.verdict import FAILED, NOT_RUN, PASSED, Check
+from resumable_data.validation.checks import FAILED, NOT_RUN, PASSED, Check
 from resumable_data.validation.verdict_findings import finding
 
 TOLERANCES = {

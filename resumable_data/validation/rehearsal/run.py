@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,11 +13,8 @@ import msgspec
 
 from resumable_data.checkpoint.capture import capture_run
 from resumable_data.checkpoint.collective import gather_bytes, on_first, rank_and_size, together
-from resumable_data.checkpoint.migration.declaration import Declaration
 from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
-from resumable_data.ledger.frames import shown
-from resumable_data.validation.compare import compare_traces
-from resumable_data.validation.judging import check_of_trace, tolerances_of
+from resumable_data.validation.checks import FAILED, WARM_START, Check
 from resumable_data.validation.recorder import TraceRecorder
 from resumable_data.validation.rehearsal import load_stage, update_stage, window_stage
 from resumable_data.validation.rehearsal.files import check_files
@@ -29,83 +24,15 @@ from resumable_data.validation.rehearsal.logits import tolerance_of
 from resumable_data.validation.rehearsal.options import Options
 from resumable_data.validation.rehearsal.untouched import Watched, run_paths
 from resumable_data.validation.trace import Trace, UpdateRecord
-from resumable_data.validation.verdict import (
-    FAILED,
-    NOT_RUN,
-    WARM_START,
-    Check,
-    Verdict,
-    make_verdict,
-)
+from resumable_data.validation.verdict import Verdict, make_verdict
 from resumable_data.validation.verdict_findings import finding
 
 if TYPE_CHECKING:
     from resumable_data.cursor import Cursor
-    from resumable_data.validation.comparison import TraceComparison
 
 T = TypeVar("T")
 
 _CANDIDATE = "candidate.jsonl"
-
-
-def rehearse(
-    build: Callable[[Context], Job],
-    checkpoint: str | os.PathLike[str],
-    *,
-    control: str | os.PathLike[str] | None = None,
-    repeats: Sequence[str | os.PathLike[str]] = (),
-    record: str | os.PathLike[str] | None = None,
-    declaration: Declaration = Declaration(),  # noqa: B008  # it is frozen
-    allow: Sequence[str] = (),
-    updates: int = 20,
-    untouched: Sequence[str | os.PathLike[str]] = (),
-    is_synthetic: bool = False,
-    arguments: Sequence[str] = (),
-    scratch: str | os.PathLike[str] | None = None,
-) -> Verdict:
-    """Try a move on the ranks that a run is to move to, with a job that is thrown away. Collective.
-
-    Stages follow each other, and each stops the rest where it fails: the checkpoint's files; the job that `build` makes
-    is loaded, held against the checkpoint, and evaluated; one update; a window of updates, compared with the control's;
-    and whether the run's own files are as they were.
-
-    Args:
-        build: Makes the job's parts.
-        checkpoint: The checkpoint.
-        control: A trace of the same updates on the ranks that saved. Without one nothing is promoted.
-        repeats: Further traces of the control, from which tolerances are derived.
-        record: Leave the window's trace there, for a control or a repeat; nothing is compared then.
-        declaration: What must survive: data continuity, the invariant, tolerances.
-        allow: What may differ by name, as for `load_checkpoint`; ``"global_batch"`` allows another one.
-        updates: Updates of the window. It is made longer for a boundary of logging or evaluation close after it.
-        untouched: More files and directories of the run, which must stay as they are, beside those of the directory
-            that the checkpoint is in.
-        is_synthetic: Whether the checkpoint was made for an exercise, see `Context.is_synthetic`.
-        arguments: For ``build()``: `Context.arguments`.
-        scratch: Where the rehearsal's folder is made, and deleted again. All processes must share it.
-
-    Returns:
-        The verdict, on all processes.
-
-    Raises:
-        UsageError: An argument is wrong.
-        CheckpointError: There is nothing that could be a checkpoint.
-        TraceError: The control or a repeat cannot be read.
-    """
-    options = Options(
-        checkpoint=Path(checkpoint),
-        control=None if control is None else Path(control),
-        repeats=tuple(map(Path, repeats)),
-        record=None if record is None else Path(record),
-        declaration=declaration,
-        allow=tuple(allow),
-        updates=updates,
-        untouched=tuple(map(Path, untouched)),
-        is_synthetic=is_synthetic,
-        arguments=tuple(arguments),
-        scratch=None if scratch is None else Path(scratch),
-    )
-    return run_rehearsal(build, options, print_alone)
 
 
 def run_rehearsal(
@@ -127,14 +54,6 @@ def run_rehearsal(
     together(lambda: [Trace.read(one) for one in traces])
     with rehearsal_folder(options) as folder:
         return _Rehearsal(build, options, folder, leave, files).run()
-
-
-def print_alone(verdict: Verdict) -> None:
-    """Print the verdict on the first process, and end this one."""
-    if rank_and_size()[0] == 0:
-        sys.stderr.write(verdict.to_text() + "\n")
-        sys.stderr.flush()
-    os._exit(verdict.exit_code)
 
 
 @contextmanager
@@ -300,36 +219,15 @@ class _Rehearsal:
         checks = [batch, samples, update_stage.check_step(record)]
         checks += [update_stage.check_counters(record, before, after)]
         if options.control is not None and not self._is_warm and samples.status != WARM_START:
-            comparison = self._compare(trace, 1)
-            checks.append(_first_update(comparison))
+            checks.append(window_stage.check_first_update(trace, options))
         return checks
 
     def _window_checks(self, trace: Path, start: Cursor) -> list[Check]:
         job, options = self._require_job(), self._options
         boundaries = window_stage.check_boundaries(job, start)
         coverage = window_stage.check_coverage(job, options.declaration)
-        return [self._trace_check(trace), boundaries, coverage]
-
-    def _trace_check(self, trace: Path) -> Check:
-        options = self._options
-        if options.record is not None:
-            return Check.of("trace", NOT_RUN, f"recorded in {shown(options.record)}")
-        if self._is_warm:
-            return Check.of("trace", NOT_RUN, "a warm start does not do what the control did")
-        comparison = None if options.control is None else self._compare(trace, options.updates)
-        self._tolerances |= tolerances_of(comparison)
-        return check_of_trace(comparison)
-
-    def _compare(self, trace: Path, min_updates: int) -> TraceComparison:
-        options = self._options
-        assert options.control is not None
-        return compare_traces(
-            options.control,
-            trace,
-            repeats=options.repeats,
-            limits=options.declaration.tolerances,
-            min_updates=min_updates,
-        )
+        compared, self._tolerances = window_stage.check_trace(trace, options, self._tolerances, is_warm=self._is_warm)
+        return [compared, boundaries, coverage]
 
     def _require_job(self) -> Job:
         assert self._job is not None
@@ -385,9 +283,3 @@ def _drain(loop: Iterator[None], updates: int) -> None:
 
 
 _OVER = object()
-
-
-def _first_update(comparison: TraceComparison) -> Check:
-    """What of a comparison of one update is known: that it deviates. That it does not is for the window to say."""
-    check = check_of_trace(comparison, "first update")
-    return check if check.status == FAILED else Check.of("first update", "passed", check.summary)

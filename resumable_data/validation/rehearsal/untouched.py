@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from resumable_data.findings import PlainFinding
 from resumable_data.ledger.frames import shown
-from resumable_data.validation.verdict import FAILED, PASSED, Check
+from resumable_data.validation.checks import FAILED, PASSED, Check
 from resumable_data.validation.verdict_findings import finding
 
 MAX_FILES = 100_000

@@ -13,9 +13,9 @@ from resumable_data.cursor import Cursor, sum_lanes
 from resumable_data.errors import UsageError
 from resumable_data.findings import PlainFinding
 from resumable_data.order import order_from_description
+from resumable_data.validation.checks import FAILED, PASSED, UNPROVEN, WARM_START, Check
 from resumable_data.validation.judging import check_of_batch
 from resumable_data.validation.optimizer_state import StepWatch
-from resumable_data.validation.verdict import FAILED, PASSED, UNPROVEN, WARM_START, Check
 from resumable_data.validation.verdict_findings import finding
 
 if TYPE_CHECKING:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
-from resumable_data.validation.judging import check_of_coverage
+from resumable_data.ledger.frames import shown
+from resumable_data.validation.checks import FAILED, NOT_RUN, PASSED, Check
+from resumable_data.validation.compare import compare_traces
+from resumable_data.validation.judging import check_of_coverage, check_of_trace, tolerances_of
 from resumable_data.validation.rehearsal.load_stage import ledger_of
-from resumable_data.validation.verdict import NOT_RUN, PASSED, Check
 
 if TYPE_CHECKING:
     from resumable_data.checkpoint.migration.declaration import Declaration
     from resumable_data.cursor import Cursor
+    from resumable_data.validation.comparison import TraceComparison
     from resumable_data.validation.rehearsal.job import Job
+    from resumable_data.validation.rehearsal.options import Options
 
 LONGEST = 3
 """A window is made up to so many times as long, to have a boundary in it."""
@@ -66,3 +71,36 @@ def check_coverage(job: Job, declaration: Declaration) -> Check:
             )
         )
     return check_of_coverage(reports, declaration)
+
+
+def check_first_update(trace: Path, options: Options) -> Check:
+    """Whether the first update is that of the control: that it deviates is known by now, that it does not is not."""
+    check = check_of_trace(_compare(trace, options, 1), "first update")
+    return check if check.status == FAILED else Check.of("first update", PASSED, check.summary)
+
+
+def check_trace(
+    trace: Path, options: Options, tolerances: dict[str, float], *, is_warm: bool
+) -> tuple[Check, dict[str, float]]:
+    """Whether the window's updates are those of the control.
+
+    Returns:
+        The check, and the tolerances with those that were used.
+    """
+    if options.record is not None:
+        return Check.of("trace", NOT_RUN, f"recorded in {shown(options.record)}"), tolerances
+    if is_warm:
+        return Check.of("trace", NOT_RUN, "a warm start does not do what the control did"), tolerances
+    comparison = None if options.control is None else _compare(trace, options, options.updates)
+    return check_of_trace(comparison), tolerances | tolerances_of(comparison)
+
+
+def _compare(trace: Path, options: Options, min_updates: int) -> TraceComparison:
+    assert options.control is not None
+    return compare_traces(
+        options.control,
+        trace,
+        repeats=options.repeats,
+        limits=options.declaration.tolerances,
+        min_updates=min_updates,
+    )

@@ -13,11 +13,12 @@ from resumable_data.audit.report import AuditReport, Bounds
 from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
 from resumable_data.checkpoint.run_manifest import BatchInfo, RunManifest
 from resumable_data.ledger.records import Mesh
+from resumable_data.validation.checks import CHECKS, Check
 from resumable_data.validation.comparison import Compared, TraceComparison, TracedRun
 from resumable_data.validation.judging import judge_move
 from resumable_data.validation.state_findings import state_finding
 from resumable_data.validation.state_report import StateReport, judge_state
-from resumable_data.validation.verdict import CHECKS, Check, Verdict, judge_checks, make_verdict
+from resumable_data.validation.verdict import Verdict, judge_checks, make_verdict
 from resumable_data.validation.verdict_findings import KINDS, finding
 
 DOCS = Path(__file__).parents[3] / "docs"
