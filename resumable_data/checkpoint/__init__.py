@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
     from resumable_data.checkpoint.migration.destination import Destination
     from resumable_data.checkpoint.migration.migration_file import MigrationManifest, plan_migration, read_migration
+    from resumable_data.checkpoint.probe import Probe
     from resumable_data.checkpoint.random_states import RandomStates
     from resumable_data.checkpoint.retention import PruneReport, prune_checkpoints
     from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
@@ -34,6 +35,7 @@ __all__ = [
     "InFlightGradients",
     "Loaded",
     "MigrationManifest",
+    "Probe",
     "PruneReport",
     "RandomStates",
     "RunManifest",
@@ -58,6 +60,7 @@ _HOMES = {
     "InFlightGradients": "gradients",
     "Loaded": "load",
     "MigrationManifest": "migration.migration_file",
+    "Probe": "probe",
     "PruneReport": "retention",
     "RandomStates": "random_states",
     "async_save_checkpoint": "async_save",

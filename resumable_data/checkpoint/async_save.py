@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from resumable_data.checkpoint.prepare import Prepared
+    from resumable_data.checkpoint.probe import Probe
     from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.loader import ResumableLoader
 
@@ -38,6 +39,7 @@ def async_save_checkpoint(
     allowances: tuple[str, ...] = (),
     keep: int | None = None,
     run: RunManifest | None = None,
+    probe: Probe | None = None,
 ) -> AsyncSave:
     """Save as `save_checkpoint` does, and return as soon as the state was copied to host memory. Collective.
 
@@ -53,6 +55,7 @@ def async_save_checkpoint(
         allowances: As for `save_checkpoint`.
         run: As for `save_checkpoint`.
         keep: As for `save_checkpoint`.
+        probe: As for `save_checkpoint`.
 
     Returns:
         The save. That it failed is an error of its `result`, and else of the next save, on all processes.
@@ -61,7 +64,14 @@ def async_save_checkpoint(
         ResumableDataError: As for `save_checkpoint`, but for what goes wrong while files are written.
     """
     prepared = prepare_save(
-        Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep, run=run
+        Path(path),
+        state,
+        loader=loader,
+        checksums=checksums,
+        allowances=allowances,
+        keep=keep,
+        run=run,
+        probe=probe,
     )
     future = _start(prepared.state, _CommittingWriter(prepared))
     return set_running(AsyncSave(prepared.path, future, prepared.mark_saved))

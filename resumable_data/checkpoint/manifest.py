@@ -110,6 +110,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         has_gradients: Whether the state has those of the phase. Where not, they are discarded at a load: a run goes on
             at the update's start.
         run_xxh3: xxh3_64 of the bytes of the run manifest beside it; None where there is none.
+        probe_xxh3: xxh3_64 of the bytes of the logits beside it, see `resumable_data.checkpoint.probe_file`; None where
+            none were stored.
         rng: What becomes of random states on other ranks: the declared policy; empty where none are saved.
         allowances: What was allowed by name at the load that the run came from.
     """
@@ -131,6 +133,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     phase: Count = 0
     has_gradients: bool = False
     run_xxh3: Hex64 | None = None
+    probe_xxh3: Hex64 | None = None
     rng: str = ""
     allowances: tuple[str, ...] = ()
 

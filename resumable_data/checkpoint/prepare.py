@@ -14,6 +14,7 @@ import msgspec
 import torch
 import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.nn import Module
 
 from resumable_data import __version__
 from resumable_data.checkpoint.agreed_values import check_values_agree
@@ -22,16 +23,18 @@ from resumable_data.checkpoint.collective import gather_bytes, rank_and_size, to
 from resumable_data.checkpoint.files.describe import describe_directory
 from resumable_data.checkpoint.live_digest import gather_digests
 from resumable_data.checkpoint.manifest import Manifest, TensorKey, Topology, write_manifest, write_whole
+from resumable_data.checkpoint.probe_file import PROBE_NAME
 from resumable_data.checkpoint.program import Program
 from resumable_data.checkpoint.retention import check_keep, prune_after
 from resumable_data.checkpoint.run_manifest import RUN_MANIFEST_NAME
 from resumable_data.checkpoint.running import settle_running
-from resumable_data.errors import CheckpointError, UsageError
+from resumable_data.errors import CheckpointError, DisagreementError, UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.ledger.writer import sync_directory
 from resumable_data.sampler.state import seal_state
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.probe import Probe
     from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.cursor import Cursor
     from resumable_data.loader import ResumableLoader
@@ -53,6 +56,7 @@ class Prepared:
         phase: Rows of the update at the cursor that the training loop was given.
         has_gradients: Whether the state has those of the phase.
         run: What the program is made of.
+        probe: Logits of fixed examples, as they are written; empty without any.
         topology: The processes.
         random: What becomes of random states on other ranks; empty where there are none.
         allowances: What the load before was told to allow.
@@ -68,6 +72,7 @@ class Prepared:
     phase: int
     has_gradients: bool
     run: RunManifest
+    probe: bytes
     topology: Topology
     random: str
     allowances: tuple[str, ...]
@@ -89,6 +94,8 @@ class Prepared:
         """Of what lies in the directory, as it is found there, and of what was in memory."""
         run = self.run.to_json()
         write_whole(self.path, RUN_MANIFEST_NAME, run)
+        if self.probe:
+            write_whole(self.path, PROBE_NAME, self.probe)
         described, digests, cursor = describe_directory(self.path), self.digests, self.cursor
         keys = {
             key: msgspec.structs.replace(what, digest=digests[key])
@@ -113,6 +120,7 @@ class Prepared:
             phase=self.phase,
             has_gradients=self.has_gradients,
             run_xxh3=f"{xxhash.xxh3_64_intdigest(run):016x}",
+            probe_xxh3=f"{xxhash.xxh3_64_intdigest(self.probe):016x}" if self.probe else None,
             rng=self.random,
             allowances=self.allowances,
         )
@@ -127,6 +135,7 @@ def prepare_save(
     allowances: tuple[str, ...],
     keep: int | None,
     run: RunManifest | None = None,
+    probe: Probe | None = None,
 ) -> Prepared:
     """Wait for the save before, agree on cursor and values, claim the directory, and take the state. Collective.
 
@@ -149,6 +158,7 @@ def prepare_save(
         loader.check_agreement()
     nonce = int.from_bytes(gather_bytes(together(lambda: _claim(path)))[0], "little") >> 1
     run = run or together(lambda: capture_run(state, loader))
+    logits = _logits(probe, state)
     program, saved = together(lambda: _take(state, loader))
     saved |= {name: gradients.state_dict() for name, gradients in program.gradients.items()}
     random = program.random
@@ -167,12 +177,27 @@ def prepare_save(
         phase=0 if loader is None else loader.phase,
         has_gradients=bool(program.gradients),
         run=run,
+        probe=logits,
         topology=Topology(world_size=size, dp_size=size if loader is None else loader.topology.num_replicas),
         random="".join(part.policy for part in random.values()),
         allowances=allowances,
         keep=keep,
         mark_saved=_nothing if loader is None else loader.saved_mark(),
     )
+
+
+def _logits(probe: Probe | None, state: Mapping[str, Any]) -> bytes:
+    """What the models give for the probe's examples now, on the first process. Collective."""
+    if probe is None:
+        return b""
+    record = together(lambda: probe.run(part for part in state.values() if isinstance(part, Module)))
+    others = sorted({one.decode() for one in gather_bytes(record.examples.encode())})
+    if len(others) > 1:
+        raise DisagreementError(
+            f"a probe: expected the same examples on all processes, found {len(others)} kinds of them. What a move is "
+            "held against would depend on who stored it. Nothing was saved; make them of a fixed seed."
+        )
+    return record.to_bytes() if rank_and_size()[0] == 0 else b""
 
 
 def _take(state: Mapping[str, Any], loader: ResumableLoader | None) -> tuple[Program, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from resumable_data.errors import CorruptStateError, StateError, UsageError
 from resumable_data.rng import update_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from resumable_data.loader import ResumableLoader
 
@@ -192,6 +193,16 @@ def _set_states(states: Mapping[str, bytes]) -> None:
             "another version of torch, numpy or Python saved them. Some generators have theirs by now; go on with the "
             'versions that saved, or leave RandomStates out, with allow={"only_in_checkpoint"}.'
         ) from error
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Whatever is drawn inside the block, this process's generators go on afterwards as if it had not been."""
+    states = _get_states()
+    try:
+        yield
+    finally:
+        _set_states(states)
 
 
 def _tensor(data: bytes) -> torch.Tensor:

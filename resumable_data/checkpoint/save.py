@@ -14,6 +14,7 @@ from resumable_data.checkpoint.prepare import prepare_save
 
 if TYPE_CHECKING:
     from resumable_data.checkpoint.prepare import Prepared
+    from resumable_data.checkpoint.probe import Probe
     from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.loader import ResumableLoader
 
@@ -27,6 +28,7 @@ def save_checkpoint(
     allowances: tuple[str, ...] = (),
     keep: int | None = None,
     run: RunManifest | None = None,
+    probe: Probe | None = None,
 ) -> None:
     """Save a training program in one directory that is checked before anyone trusts it. Collective.
 
@@ -46,6 +48,7 @@ def save_checkpoint(
             process deletes those before the last ``keep - 1`` of lower numbers, as `prune_checkpoints` does. Trouble
             with that is logged. All stay where None.
         run: What the program is made of, as `capture_run` tells; captured where None.
+        probe: Fixed examples whose logits are stored, right before anything is saved, for a rehearsal of a move.
 
     Raises:
         DisagreementError: Processes hold different cursors, or different values under one name. Nothing was saved.
@@ -55,7 +58,14 @@ def save_checkpoint(
         FencedError: Another launch of the run goes on with it.
     """
     prepared = prepare_save(
-        Path(path), state, loader=loader, checksums=checksums, allowances=allowances, keep=keep, run=run
+        Path(path),
+        state,
+        loader=loader,
+        checksums=checksums,
+        allowances=allowances,
+        keep=keep,
+        run=run,
+        probe=probe,
     )
     together(lambda: _write(prepared))
     together(lambda: prepared.commit() if rank_and_size()[0] == 0 else None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-COMMANDS = ("plan", "audit", "audit-ids", "ledger", "checkpoint", "manifest", "tokens", "compare", "demo")
+COMMANDS = ("plan", "audit", "audit-ids", "ledger", "checkpoint", "manifest", "tokens", "compare", "rehearse", "demo")
 INTERNAL_ERROR = 4
 DEBUG_VARIABLE = "RESUMABLE_DATA_DEBUG"
 

@@ -8,6 +8,7 @@ import xxhash
 
 from resumable_data.checkpoint.files.opening import read_small
 from resumable_data.checkpoint.manifest import MANIFEST_NAME, BytesKey, Manifest, TensorKey
+from resumable_data.checkpoint.probe_file import MAX_PROBE_BYTES, PROBE_NAME
 from resumable_data.checkpoint.run_manifest import MAX_RUN_MANIFEST_BYTES, RUN_MANIFEST_NAME
 from resumable_data.errors import CheckpointError, StateError
 
@@ -109,15 +110,20 @@ def check_cursor(manifest: Manifest, cursors: Mapping[str, Cursor], findings: Fi
         )
 
 
-def check_run(path: Path, manifest: Manifest, findings: Findings) -> None:
-    """The run manifest beside it is the one that was written with it."""
-    if manifest.run_xxh3 is None:
+def check_beside(path: Path, manifest: Manifest, findings: Findings) -> None:
+    """The run manifest and the probe's logits beside it are those that were written with it."""
+    _check_file(path / RUN_MANIFEST_NAME, MAX_RUN_MANIFEST_BYTES, manifest.run_xxh3, "RD857", findings)
+    _check_file(path / PROBE_NAME, MAX_PROBE_BYTES, manifest.probe_xxh3, "RD858", findings)
+
+
+def _check_file(file: Path, max_bytes: int, expected: str | None, code: str, findings: Findings) -> None:
+    if expected is None:
         return
     try:
-        data = read_small(path / RUN_MANIFEST_NAME, MAX_RUN_MANIFEST_BYTES)
+        data = read_small(file, max_bytes)
     except CheckpointError as error:
-        findings.add("RD857", file=RUN_MANIFEST_NAME, expected="a run manifest", found=str(error))
+        findings.add(code, file=file.name, expected=f"xxh3 {expected}", found=str(error))
         return
     found = "none" if data is None else f"xxh3 {xxhash.xxh3_64_intdigest(data):016x}"
-    if found != f"xxh3 {manifest.run_xxh3}":
-        findings.add("RD857", file=RUN_MANIFEST_NAME, expected=f"xxh3 {manifest.run_xxh3}", found=found)
+    if found != f"xxh3 {expected}":
+        findings.add(code, file=file.name, expected=f"xxh3 {expected}", found=found)

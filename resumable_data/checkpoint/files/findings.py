@@ -109,6 +109,7 @@ KINDS = {
     "RD855": Kind(VIOLATION, "data files are not those of the manifest", _MIXED),
     "RD856": Kind(VIOLATION, "an item is of another save than the manifest", _MIXED),
     "RD857": Kind(VIOLATION, "the run manifest is not the one that was saved", _MIXED),
+    "RD858": Kind(VIOLATION, "the probe's logits are not those that were saved", _MIXED),
     "RD861": Kind(VIOLATION, "the cursor is damaged", _EARLIER),
     "RD862": Kind(VIOLATION, "the cursor is not that of the manifest", _MIXED),
     "RD863": Kind(VIOLATION, "a file of the SHA-256 list is missing", "Copy it again, or restore it from a copy."),

@@ -228,7 +228,7 @@ def _check_structure(path: Path, manifest: Manifest, data: bytes, metadata: Meta
         if os.sep not in name and "\0" not in name and (path / name).is_file():
             sizes[name] = (path / name).stat().st_size
     against_manifest.check_metadata_bytes(manifest, data, findings)
-    against_manifest.check_run(path, manifest, findings)
+    against_manifest.check_beside(path, manifest, findings)
     against_manifest.check_keys(manifest, metadata, findings)
     against_manifest.check_layout(manifest, by_file, findings)
     against_manifest.check_sizes(manifest, sizes, findings)

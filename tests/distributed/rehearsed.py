@@ -1,0 +1,202 @@
+"""A small language model whose move to other ranks is rehearsed, spoiled in one way at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from resumable_data.checkpoint import Probe, RandomStates, load_checkpoint, save_checkpoint
+from resumable_data.loader import Microbatch, ResumableLoader
+from resumable_data.validation import Context, Job, Verdict, rehearse
+
+WORDS, LENGTH, WIDTH = 32, 8, 16
+BEFORE, UPDATES, GLOBAL_BATCH = 5, 20, 12
+
+
+class Model(nn.Module):
+    """Predicts the next word; what reads words writes them too. Two layers are of one shape, so they can be swapped."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = nn.Embedding(WORDS, width)
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(0.0)
+        self.head = nn.Linear(width, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(words)
+        inner = self.second(torch.nn.functional.gelu(self.first(hidden)))
+        logits: torch.Tensor = self.head(self.dropout(self.norm(hidden + inner)))
+        return logits
+
+
+def make_data(seed: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(WORDS, (500, 1), generator=generator)
+    steps = torch.randint(1, 4, (500, LENGTH), generator=generator).cumsum(1)
+    return torch.cat([first, (first + steps) % WORDS], 1)
+
+
+@dataclass
+class Parts:
+    """What a job is made of, and what a sabotage may change of it."""
+
+    kind: str = "fsdp"
+    options: dict[str, Any] = field(default_factory=dict)
+    is_tied: bool = True
+    dtype: torch.dtype = torch.float32
+    example_seed: int = 5
+    evaluation_dropout: float = 0.0
+    factor: float = 1.0
+    times: int = 1
+    steps_scheduler_by: int = 1
+    without: tuple[str, ...] = ()
+    load: Callable[[Built, Path], object] | None = None
+    after_load: Callable[[Built], object] | None = None
+
+
+class Built:
+    """A job and its parts."""
+
+    def __init__(self, parts: Parts, context: Context) -> None:
+        self.parts = parts
+        model: Any = Model(WIDTH // 2 if context.is_synthetic else WIDTH)
+        if not parts.is_tied:
+            model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+        if parts.kind == "ddp":
+            model = DistributedDataParallel(model)
+        elif parts.kind == "tp":
+            mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+            parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+            fully_shard(model, mesh=mesh["dp"])
+            parts = replace(parts, options={"mesh": mesh, "data_axes": "dp", **parts.options})
+        elif parts.kind == "fsdp":
+            fully_shard(model.first)
+            fully_shard(model)
+        self.model: Any = model
+        decayed = [one for one in model.parameters() if one.ndim > 1]
+        rest = [one for one in model.parameters() if one.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0, "lr": 1e-3}]
+        self.optimizer = torch.optim.AdamW(groups, lr=3e-3)
+        schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda update: 1 / (1 + 0.02 * update))
+        self.scheduler = schedule
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        arguments = {"global_batch": GLOBAL_BATCH, "microbatch": 2, "ledger": context.ledger, **parts.options}
+        self.loader = ResumableLoader(make_data(), **arguments)
+        state = {
+            "model": model,
+            "optimizer": self.optimizer,
+            "scheduler": schedule,
+            "scaler": self.scaler,
+            "rng": RandomStates(self.loader, on_change="reseed"),
+        }
+        self.examples = make_data(parts.example_seed)[:4]
+        self.job = Job(
+            state={name: part for name, part in state.items() if name not in parts.without},
+            loader=self.loader,
+            accumulate=self.accumulate,
+            step=self.step,
+            probe=Probe(self.examples[:, :-1], self.model),
+            evaluate=self.evaluate,
+            log=lambda: None,
+            log_every=5,
+            evaluate_every=10,
+            load=self.load,
+        )
+
+    def load(self, path: Path) -> None:
+        if self.parts.load is not None:
+            self.parts.load(self, path)
+        else:
+            load_checkpoint(path, self.job.state, loader=self.loader)
+        if self.parts.after_load is not None:
+            with torch.no_grad():
+                self.parts.after_load(self)
+
+    def losses(self, words: torch.Tensor, dropout: float = 0.0) -> torch.Tensor:
+        logits = nn.functional.dropout(self.model(words[:, :-1]), dropout)
+        of_words = nn.functional.cross_entropy(logits.transpose(1, 2), words[:, 1:], reduction="none")
+        losses: torch.Tensor = of_words.mean(1)
+        return losses
+
+    def accumulate(self, microbatch: Microbatch) -> torch.Tensor:
+        losses = self.losses(microbatch.data)
+        for number in range(self.parts.times):
+            losses = self.losses(microbatch.data) if number else losses
+            loss = (losses * microbatch.weights).sum() * microbatch.loss_scale * self.parts.factor
+            self.scaler.scale(loss).backward()
+        return loss
+
+    def step(self, optimizer_step: Any) -> bool:
+        self.scaler.unscale_(self.optimizer)
+        with optimizer_step():
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        for _ in range(self.parts.steps_scheduler_by):
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return True
+
+    def evaluate(self) -> float:
+        was = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            losses = self.losses(self.examples, self.parts.evaluation_dropout)
+        self.model.train(was)
+        return float(losses.mean())
+
+
+def build(parts: Parts) -> Callable[[Context], Job]:
+    return lambda context: Built(parts, context).job
+
+
+def save_and_record(folder: str, kind: str = "fsdp", num_repeats: int = 2) -> list[str]:
+    """Train, save, and record the control and repeats of what comes after, on the ranks that save."""
+    parts = Parts(kind)
+    built = Built(parts, Context(folder=Path(folder)))
+    for _, _ in zip(range(BEFORE), built.job.train(), strict=False):
+        pass
+    save_checkpoint(f"{folder}/checkpoint", built.job.state, loader=built.loader, probe=built.job.probe)
+    built.loader.close()
+    names = ["control", *(f"repeat-{number}" for number in range(num_repeats))]
+    return [rehearse(build(parts), f"{folder}/checkpoint", record=f"{folder}/{name}.jsonl").to_text() for name in names]
+
+
+def rehearse_here(folder: str, parts: Parts, **options: Any) -> Verdict:
+    repeats = sorted(Path(folder).glob("repeat-*.jsonl"))
+    arguments = {"control": f"{folder}/control.jsonl", "repeats": repeats, **options}
+    return rehearse(build(parts), f"{folder}/checkpoint", **arguments)
+
+
+def fail_alone(folder: str) -> Verdict:
+    """The second process fails in its own code, while the first waits for it in a collective call of its own."""
+
+    def accumulate(microbatch: Microbatch) -> torch.Tensor:
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("a fault in the user's code")
+        dist.barrier()
+        raise AssertionError("nobody comes here")
+
+    def build_faulty(context: Context) -> Job:
+        job = Built(Parts(), context).job
+        job.accumulate = accumulate
+        return job
+
+    return rehearse(build_faulty, f"{folder}/checkpoint")
+
+
+def clean(folder: str, kind: str = "fsdp") -> Verdict:
+    return rehearse_here(folder, Parts(kind))

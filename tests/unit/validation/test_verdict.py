@@ -1,0 +1,216 @@
+"""Verdicts: what checks lead to, what reports lead to, and what a record of it says."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resumable_data.audit.report import AuditReport, Bounds
+from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
+from resumable_data.checkpoint.run_manifest import BatchInfo, RunManifest
+from resumable_data.ledger.records import Mesh
+from resumable_data.validation.checks import CHECKS, Check
+from resumable_data.validation.comparison import Compared, TraceComparison, TracedRun
+from resumable_data.validation.judging import judge_move
+from resumable_data.validation.state_findings import state_finding
+from resumable_data.validation.state_report import StateReport, judge_state
+from resumable_data.validation.verdict import Verdict, judge_checks, make_verdict
+from resumable_data.validation.verdict_findings import KINDS, finding
+
+DOCS = Path(__file__).parents[3] / "docs"
+STATUSES = ("passed", "failed", "warm start", "unproven", "not run")
+REQUIRED = ("state", "batch", "trace", "coverage")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(CHECKS)), st.sampled_from(STATUSES)))
+def test_verdict_of_any_checks(statuses: dict[str, str]) -> None:
+    """A failure rejects, else a warm start is one, and nothing is promoted without all that it needs."""
+    checks = [Check.of(name, status, "") for name, status in statuses.items()]
+    values = set(statuses.values())
+    if "failed" in values:
+        expected = "reject"
+    elif "warm start" in values:
+        expected = "warm start"
+    elif "unproven" in values or any(statuses.get(name) != "passed" for name in REQUIRED):
+        expected = "unproven"
+    else:
+        expected = "promote"
+    assert judge_checks(checks) == expected
+    verdict = make_verdict("c", checks, declaration=Declaration())
+    assert (verdict.verdict, verdict.exit_code) == (expected, 0 if expected == "promote" else 1)
+    assert (verdict.warm_start is not None) == (expected == "warm start")
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert verdict.to_text().startswith(expected.upper())
+
+
+def test_a_part_is_never_a_promotion() -> None:
+    """What was asked for only in part may pass, with exit code 0, and says that it is no verdict on the move."""
+    checks = [Check.of(name, "passed", "") for name in CHECKS]
+    assert make_verdict("c", checks, declaration=Declaration()).verdict == "promote"
+    part = make_verdict("c", checks, declaration=Declaration(), is_part=True)
+    assert (part.verdict, part.exit_code) == ("passed", 0)
+    assert "no verdict on the move" in part.to_text()
+
+
+RUN = RunManifest(
+    world_size=4,
+    mesh=Mesh((("dp", 2), ("tp", 2)), ("dp",)),
+    batch=BatchInfo(
+        global_batch=12, unit="samples", microbatch=3, dp_size=2, accumulation_steps=2, invariant="samples"
+    ),
+)
+STATE = StateReport(path="c", verdict="complete", tensors=3, values=2, findings=())
+_TRACED = TracedRun(
+    path="t", run_id="0" * 16, num_replicas=2, axes=(), dtype="float32", samples_per_s=None, samples_per_device_s=None
+)
+TRACE = TraceComparison(
+    verdict="pass",
+    control=_TRACED,
+    candidate=_TRACED,
+    repeats=2,
+    first_update=5,
+    updates=20,
+    quantities=tuple(
+        Compared(
+            name=name,
+            largest=1e-7,
+            at_update=5,
+            first=0.0,
+            limit=7.6e-6,
+            limit_source="repeats",
+            noise=0.0,
+            first_excess=None,
+            excesses=0,
+        )
+        for name in ("loss", "gradient_norm")
+    ),
+)
+AUDIT = AuditReport(
+    subject="cursor",
+    path="",
+    verdict="proven",
+    run_id="0" * 16,
+    updates=25,
+    skipped=0,
+    position=300,
+    epoch=0,
+    offset=300,
+    samples=300,
+    padding=0,
+    dropped=0,
+    replayed=Bounds(0, 0),
+    omitted=Bounds(0, 0),
+)
+
+
+def violated(code: str, key: str) -> StateReport:
+    findings = (state_finding(code, [key], expected="a", found="b"),)
+    return msgspec.structs.replace(STATE, verdict=judge_state(findings), findings=findings)
+
+
+def batch(size: int) -> RunManifest:
+    assert RUN.batch is not None
+    return msgspec.structs.replace(RUN, batch=msgspec.structs.replace(RUN.batch, global_batch=size))
+
+
+def test_good_reports_promote_and_the_topology_is_recorded() -> None:
+    """With all axes of the mesh, the data-parallel size, the invariant, the batch and the tolerances."""
+    declaration = Declaration(continuity=Continuity(kind="bounded", replayed=3), invariant="tokens")
+    verdict = judge_move("c", state=STATE, saved=RUN, now=RUN, trace=TRACE, audit=AUDIT, declaration=declaration)
+    assert verdict.verdict == "promote"
+    assert verdict.now is not None
+    assert (verdict.now.axes, verdict.now.dp_size, verdict.now.world_size) == ((("dp", 2), ("tp", 2)), 2, 4)
+    assert verdict.tolerances == {"loss": 7.6e-6, "gradient_norm": 7.6e-6}
+    assert (verdict.batch, verdict.declaration) == (RUN.batch, declaration)
+    text = verdict.to_text()
+    assert "dp 2 x tp 2: 4 processes, 2 data-parallel ranks" in text
+    assert "the same tokens; data continuity bounded, 3 replayed and 0 omitted" in text
+    assert "12 samples on 2 data-parallel ranks, 2 microbatches per rank of 3" in text
+    for what in ("final convergence", "throughput", "a material change of the global batch"):
+        assert what in text
+
+
+def test_each_report_decides() -> None:
+    """Each of state, batch, data and trace can reject by itself, or leave the move unproven, by its named check."""
+    lost = violated("RD946", "optimizer.state.a.exp_avg")
+    deviates = msgspec.structs.replace(TRACE, verdict="deviates")
+    hidden = msgspec.structs.replace(TRACE, verdict="not distinguishable")
+    replayed = msgspec.structs.replace(AUDIT, replayed=Bounds(2, 2))
+    cases: list[tuple[dict[str, object], str, str]] = [
+        ({"state": lost}, "reject", "state"),
+        ({"state": violated("RD954", "rng")}, "unproven", "state"),
+        ({"now": batch(6)}, "reject", "batch"),
+        ({"saved": None}, "unproven", "batch"),
+        ({"trace": deviates}, "reject", "trace"),
+        ({"trace": hidden}, "unproven", "trace"),
+        ({"trace": None}, "unproven", "trace"),
+        ({"audit": msgspec.structs.replace(AUDIT, verdict="violated")}, "reject", "coverage"),
+        ({"audit": msgspec.structs.replace(AUDIT, verdict="unproven")}, "unproven", "coverage"),
+        ({"audit": replayed}, "reject", "coverage"),
+        ({"audit": None}, "unproven", "coverage"),
+    ]
+    for changes, expected, name in cases:
+        arguments = {"state": STATE, "saved": RUN, "now": RUN, "trace": TRACE, "audit": AUDIT, **changes}
+        verdict = judge_move("c", **arguments)  # type: ignore[arg-type]  # of kinds that differ by name
+        assert verdict.verdict == expected, changes
+        assert [one.name for one in verdict.checks if one.status != "passed"] == [name], changes
+
+
+def test_declared_changes_are_no_failure() -> None:
+    """A global batch that was allowed by name, and as many replayed samples as were declared."""
+    report = violated("RD956", "global batch")
+    changed = judge_move("c", state=report, saved=RUN, now=batch(6), trace=TRACE, audit=AUDIT, allow={"global_batch"})
+    assert changed.verdict == "promote"
+    replayed = msgspec.structs.replace(AUDIT, replayed=Bounds(2, 2))
+    for bound, expected in ((2, "promote"), (1, "reject")):
+        declaration = Declaration(continuity=Continuity(kind="bounded", replayed=bound))
+        verdict = judge_move("c", state=STATE, saved=RUN, now=RUN, trace=TRACE, audit=replayed, declaration=declaration)
+        assert verdict.verdict == expected
+
+
+def test_a_warm_start_gets_an_identity_and_a_record() -> None:
+    """Weights that are whole with a new optimizer: what was lost is listed, under an identity drawn for it."""
+    report = violated("RD950", "optimizer")
+    first, second = (judge_move("c", state=report, saved=RUN, now=RUN, trace=None, audit=AUDIT) for _ in range(2))
+    assert first.verdict == "warm start"
+    assert first.warm_start is not None
+    assert second.warm_start is not None
+    assert first.warm_start.identity != second.warm_start.identity
+    assert len(first.warm_start.identity) == 16
+    (lost,) = first.warm_start.lost
+    assert lost.startswith("optimizer: a warm start")
+    assert lost in first.to_text()
+
+
+def test_kinds_have_codes_of_their_own() -> None:
+    """No code is that of another table."""
+    from resumable_data.validation.findings import KINDS as TRACES
+    from resumable_data.validation.state_findings import KINDS as STATES
+
+    for one, other in itertools.combinations((KINDS, TRACES, STATES), 2):
+        assert not one.keys() & other.keys()
+
+
+def test_a_finding_is_shown_with_its_remedy() -> None:
+    """And a traceback in it with all its lines."""
+    one = finding("RD971", "rank 1", expected="no error", found="line 1\n  line 2")
+    verdict = make_verdict("c", [Check.of("step", "failed", "s", [one])], declaration=Declaration())
+    text = verdict.to_text()
+    assert "  found     line 1\n              line 2\n" in text
+    assert KINDS["RD971"].remedy in text
+    assert verdict.failed == verdict.checks
+    assert verdict.check("step") is not None
+    assert verdict.check("trace") is None
+
+
+def test_documentation_lists_all_checks_and_kinds() -> None:
+    """The tables in docs/rehearsal.md are those in the code."""
+    page = (DOCS / "rehearsal.md").read_text(encoding="utf-8")
+    for name, check in CHECKS.items():
+        assert f"| `{name}` | {check.stage} | {check.asks} | {check.prevents} |" in page
+    for code, kind in KINDS.items():
+        assert f"| {code} | {kind.severity} | {kind.title} | {kind.remedy} |" in page
