@@ -48,7 +48,7 @@ def _check_files(args: argparse.Namespace) -> list[Check] | ResumableDataError |
         return None
     try:
         options = options_of(args)
-        return check_files(options.checkpoint, options.level)
+        return check_files(options.checkpoint, options.level, options.migration)
     except ResumableDataError as error:
         return error
 

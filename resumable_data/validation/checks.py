@@ -45,6 +45,11 @@ CHECKS = {
         "Is it known what the program was made of, and on which ranks?",
         "Nobody can say what the move was meant to keep.",
     ),
+    "migration": CheckKind(
+        "files",
+        "Is the migration one of this checkpoint?",
+        "What was looked at and allowed was the move of another checkpoint.",
+    ),
     "build": CheckKind(
         "load",
         "Does build() make the job's parts, with a ledger of its own?",
@@ -78,7 +83,7 @@ CHECKS = {
     ),
     "batch": CheckKind(
         "update",
-        "Is the global batch what was declared, and the data-parallel size that of the model?",
+        "Are global batch and ranks what was declared, and the data-parallel size that of the model?",
         "The launcher halves the batch, or tensor-parallel ranks are counted as data-parallel.",
         is_required=True,
     ),
@@ -125,7 +130,7 @@ CHECKS = {
         "A trial overwrites a checkpoint, or goes on with the run's ledger.",
     ),
 }
-"""Every check by its name, which stays the same."""
+"""Every check by its name, which stays the same; `migration` is made where there is one."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from resumable_data.checkpoint.migration.changes import degrees
+from resumable_data.checkpoint.migration.coverage import granted_names
 from resumable_data.checkpoint.migration.declaration import Declaration
 from resumable_data.findings import PlainFinding
+from resumable_data.validation.batches import batch_text, changed_batch
 from resumable_data.validation.checks import FAILED, PASSED, UNPROVEN, WARM_START, Check
 from resumable_data.validation.findings import DEVIATES
 from resumable_data.validation.findings import PASS as TRACE_PASS
@@ -18,6 +21,8 @@ from resumable_data.validation.verdict_findings import finding
 
 if TYPE_CHECKING:
     from resumable_data.audit import AuditReport
+    from resumable_data.checkpoint.migration.effects import Side
+    from resumable_data.checkpoint.migration.migration_file import MigrationManifest
     from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.validation.comparison import TraceComparison
     from resumable_data.validation.state_report import StateReport
@@ -34,10 +39,13 @@ def judge_move(
     now: RunManifest,
     trace: TraceComparison | None,
     audit: AuditReport | None,
-    declaration: Declaration = Declaration(),  # noqa: B008  # it is frozen
+    declaration: Declaration | None = None,
     allow: Collection[str] = (),
+    migration: MigrationManifest | None = None,
 ) -> Verdict:
     """The verdict that reports lead to, without a rehearsal.
+
+    Where the global batch changes nothing is promoted, see `check_of_trace`.
 
     Args:
         checkpoint: The checkpoint.
@@ -46,13 +54,17 @@ def judge_move(
         now: Of `capture_run`, there.
         trace: Of `compare_traces`: of a window there with a control.
         audit: Of `audit_ledger` or `audit_cursor`, after the window, with what may be replayed and omitted.
-        declaration: What was declared to survive.
+        declaration: What was declared to survive; that of the migration, or the default, when None.
         allow: What may differ by name: ``"global_batch"``.
+        migration: What was declared of the move: batch and ranks must be those of its destination.
     """
+    if declaration is None:
+        declaration = Declaration() if migration is None else migration.declaration
+    allow = {*allow, *(() if migration is None else granted_names(migration.needed))}
     checks = [
         check_of_state(state, allow),
-        check_of_batch(saved, now, allow),
-        check_of_trace(trace),
+        check_of_batch(saved, now, allow, destination=None if migration is None else migration.destination),
+        check_of_trace(trace, batches=changed_batch(saved, now)),
         check_of_coverage(() if audit is None else (audit,), declaration),
     ]
     return make_verdict(
@@ -62,6 +74,7 @@ def judge_move(
         saved=saved,
         now=now,
         tolerances=tolerances_of(trace),
+        migration=migration,
     )
 
 
@@ -75,39 +88,79 @@ def check_of_state(report: StateReport, allow: Collection[str] = ()) -> Check:
 
 
 def check_of_batch(
-    saved: RunManifest | None, now: RunManifest, allow: Collection[str] = (), found: Collection[PlainFinding] = ()
+    saved: RunManifest | None,
+    now: RunManifest,
+    allow: Collection[str] = (),
+    found: Collection[PlainFinding] = (),
+    destination: Side | None = None,
 ) -> Check:
-    """Whether the batch is what was declared: what was saved, unless another was allowed.
+    """Whether batch and ranks are what was declared: the batch that was saved, unless another was allowed.
 
     Args:
         saved: What saved.
         now: What is trained now.
         allow: ``"global_batch"`` allows another one.
         found: What else was found about it.
+        destination: Where a migration says that the run goes; it takes the place of both.
     """
-    findings = list(found)
+    findings = [*found, *([] if destination is None else _wrong_ranks(destination, now))]
     if now.batch is None or saved is None or saved.batch is None:
         missing = finding("RD974", "batch", expected="the batch equation, then and now", found="not both of them")
         return Check.of("batch", FAILED if findings else UNPROVEN, "the batch is not known", [*findings, missing])
-    then, here = (f"{one.global_batch} {one.unit}" for one in (saved.batch, now.batch))
-    if then != here and _GLOBAL_BATCH not in allow:
-        findings.append(finding("RD981", "global batch", expected=then, found=here))
+    then, here = batch_text(saved.batch), batch_text(now.batch)
+    wanted = here if _GLOBAL_BATCH in allow else then
+    if destination is not None and destination.batch is not None:
+        wanted = batch_text(destination.batch)
+    if here != wanted:
+        findings.append(finding("RD981", "global batch", expected=wanted, found=here))
     change = "" if then == here else f", where it was {then}"
     summary = f"global batch {here}{change}, on {now.batch.dp_size} data-parallel ranks"
     return Check.of("batch", FAILED if findings else PASSED, summary, findings)
 
 
-def check_of_trace(report: TraceComparison | None, name: str = "trace") -> Check:
-    """Whether updates are those of the control."""
+def _wrong_ranks(destination: Side, now: RunManifest) -> list[PlainFinding]:
+    """Whether there are as many ranks of each kind as was declared; how data-parallel ones are arranged may differ."""
+    if not destination.world_size:
+        return []
+    wanted, found = (_ranks(one.world_size, one.dp_size, degrees(one)) for one in (destination, now))
+    return [] if wanted == found else [finding("RD989", "ranks", expected=wanted, found=found)]
+
+
+def _ranks(world_size: int, dp_size: int, model_axes: Mapping[str, int]) -> str:
+    rest = "".join(f" x {name} {size}" for name, size in sorted(model_axes.items()))
+    return f"{world_size} processes, dp {dp_size}{rest}"
+
+
+def has_other_batch(report: TraceComparison) -> bool:
+    """Whether updates of two traces are of different numbers of samples, so that nothing of them can be compared."""
+    return any(one.code == "RD909" for one in report.findings)
+
+
+def check_of_trace(
+    report: TraceComparison | None, name: str = "trace", *, batches: tuple[str, str] | None = None
+) -> Check:
+    """Whether updates are those of the control.
+
+    Where the global batch changes, updates can be those of a control that was recorded with the new one, and not that
+    of the run from before: the check fails, or stays unproven.
+
+    Args:
+        report: The comparison; None without a control.
+        name: The check's name.
+        batches: The global batch before and after, where it changes.
+    """
+    changed = [] if batches is None else [finding("RD980", "global batch", expected=batches[0], found=batches[1])]
     if report is None:
         missing = finding("RD987", "control", expected="a trace of the updates on the ranks that saved", found="none")
-        return Check.of(name, UNPROVEN, "no control", [missing])
+        return Check.of(name, UNPROVEN, "no control", [*changed, missing])
+    if changed and has_other_batch(report):
+        return Check.of(name, UNPROVEN, "not compared: an update of the control has other samples", changed)
     apart = ", ".join(
         f"{one.name} {one.largest:.1e} of {one.limit:.1e}" for one in report.quantities if one.largest is not None
     )
     status = {TRACE_PASS: PASSED, DEVIATES: FAILED}.get(report.verdict, UNPROVEN)
     summary = f"{report.verdict}: {report.updates} updates, {report.repeats} repeats of the control; apart by {apart}"
-    return Check.of(name, status, summary, report.findings)
+    return Check.of(name, UNPROVEN if changed and status == PASSED else status, summary, [*changed, *report.findings])
 
 
 def check_of_coverage(reports: Collection[AuditReport], declaration: Declaration) -> Check:

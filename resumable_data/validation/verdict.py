@@ -10,8 +10,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from resumable_data.checkpoint.migration.changes import find_changes
 from resumable_data.checkpoint.migration.declaration import Declaration
+from resumable_data.checkpoint.migration.migration_file import MigrationManifest
+from resumable_data.checkpoint.migration.records import RunChange
 from resumable_data.checkpoint.run_manifest import BatchInfo, RunManifest
+from resumable_data.validation.batches import changed_batch
 from resumable_data.validation.checks import CHECKS, FAILED, PASSED, UNPROVEN, WARM_START, Check
 
 SCHEMA_VERSION = 1
@@ -72,6 +76,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         now: The ranks that this holds for; None where it did not come to any.
         batch: The batch equation on these ranks.
         tolerances: Relative deviations that were allowed, by name, of what was compared.
+        changes: What differs between the program that saved and this one; empty where it did not come to any.
+        migration_xxh3: xxh3_64 of the migration that declared the move; None without one.
         not_proven: What the verdict does not say.
         warm_start: Of a warm start, its identity and what was lost.
         is_synthetic: Whether the checkpoint was made for an exercise.
@@ -85,6 +91,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     now: Ranks | None = None
     batch: BatchInfo | None = None
     tolerances: dict[str, float] = {}
+    changes: tuple[RunChange, ...] = ()
+    migration_xxh3: str | None = None
     not_proven: tuple[str, ...] = ()
     warm_start: WarmStart | None = None
     is_synthetic: bool = False
@@ -142,7 +150,12 @@ def judge_checks(checks: Sequence[Check], *, is_part: bool = False) -> str:
 _NEVER_PROVEN = (
     "final convergence: that a few updates are the same does not say where thousands of them end",
     "throughput: nothing was held to a speed",
-    "what a material change of the global batch does to quality, which takes a run that is judged by its quality",
+)
+_NO_BATCH = (
+    "what a material change of the global batch does to quality, which takes a run that is judged by its quality"
+)
+_BATCH = (
+    "what a global batch of {now}, where it was {then}, does to quality: a material batch change needs a quality run"
 )
 _NO_LOGITS = "forward results from before the save: no logits were compared"
 _NO_BOUNDARY = "what happens at a boundary of logging and at one of evaluation: not both were crossed"
@@ -157,6 +170,7 @@ def make_verdict(
     saved: RunManifest | None = None,
     now: RunManifest | None = None,
     tolerances: dict[str, float] | None = None,
+    migration: MigrationManifest | None = None,
     is_synthetic: bool = False,
     is_part: bool = False,
 ) -> Verdict:
@@ -169,12 +183,13 @@ def make_verdict(
         saved: What the program was made of that saved.
         now: What it is made of on the ranks that it was moved to.
         tolerances: Relative deviations that were allowed.
+        migration: What was declared of the move.
         is_synthetic: Whether the checkpoint was made for an exercise.
         is_part: Whether no more than these checks was asked for.
     """
     verdict = judge_checks(checks, is_part=is_part)
     by_name = {check.name: check.status for check in checks}
-    not_proven = [*_NEVER_PROVEN]
+    not_proven = [*_NEVER_PROVEN, _about_batch(saved, now)]
     not_proven += [_NO_LOGITS] if by_name.get("logits") != PASSED else []
     not_proven += [_NO_BOUNDARY] if by_name.get("boundaries") != PASSED else []
     not_proven += [_SYNTHETIC] if is_synthetic else []
@@ -187,10 +202,17 @@ def make_verdict(
         now=None if now is None else Ranks.of(now),
         batch=None if now is None else now.batch,
         tolerances=tolerances or {},
+        changes=() if saved is None or now is None else find_changes(saved, now),
+        migration_xxh3=None if migration is None else migration.xxh3,
         not_proven=tuple(not_proven),
         warm_start=_warm_start(checks, saved) if verdict == WARM_START else None,
         is_synthetic=is_synthetic,
     )
+
+
+def _about_batch(saved: RunManifest | None, now: RunManifest | None) -> str:
+    changed = changed_batch(saved, now)
+    return _NO_BATCH if changed is None else _BATCH.format(then=changed[0], now=changed[1])
 
 
 def _warm_start(checks: Sequence[Check], saved: RunManifest | None) -> WarmStart:

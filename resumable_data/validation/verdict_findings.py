@@ -34,6 +34,16 @@ KINDS = {
         "Where the state is what was saved, look at how it is laid out on ranks, at kernels, and at precision.",
     ),
     "RD978": Kind(VIOLATION, "evaluation gives values that are not finite", "Load an earlier checkpoint."),
+    "RD979": Kind(
+        VIOLATION,
+        "the migration is of another checkpoint",
+        "Make one of this checkpoint: `resumable-data plan CHECKPOINT ... -o FILE`.",
+    ),
+    "RD980": Kind(
+        MISSING_EVIDENCE,
+        "the global batch changes, and no trace can show what that does",
+        "A material change of the batch needs a quality run: train with it, and judge the result by its quality.",
+    ),
     "RD981": Kind(
         VIOLATION, "the global batch is not what was declared", "Start with the same one, or declare another."
     ),
@@ -67,6 +77,11 @@ KINDS = {
         VIOLATION,
         "more samples are replayed or omitted than was declared",
         "Load the loader's state with the checkpoint, or declare the bound.",
+    ),
+    "RD989": Kind(
+        VIOLATION,
+        "the ranks are not those that the migration declares",
+        "Rehearse on the declared ranks; or declare these: `resumable-data plan`.",
     ),
     "RD991": Kind(
         VIOLATION,

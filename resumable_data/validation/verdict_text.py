@@ -52,6 +52,10 @@ def _facts(report: Verdict) -> list[tuple[str, str]]:
     continuity = report.declaration.continuity
     bound = f", {continuity.replayed} replayed and {continuity.omitted} omitted" if continuity.kind == "bounded" else ""
     facts.append(("declared", f"the same {report.declaration.invariant}; data continuity {continuity.kind}{bound}"))
+    if report.migration_xxh3 is not None:
+        facts.append(("migration", report.migration_xxh3))
+    changes = [f"{one.field} {one.saved} to {one.now}" for one in report.changes]
+    facts += [("changes", ", ".join(changes))] if changes else []
     if report.tolerances:
         facts.append(("tolerances", ", ".join(f"{name} {value:.1e}" for name, value in report.tolerances.items())))
     return facts

@@ -13,6 +13,7 @@ from resumable_data.checkpoint.migration.records import Risk, RunChange, Value
 from resumable_data.cursor.recipe import compare_recipes, effect_of
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.migration.effects import Side
     from resumable_data.checkpoint.run_manifest import RunManifest
 
 MESH = "mesh"
@@ -109,7 +110,7 @@ def knows_mesh(run: RunManifest) -> bool:
     return MESH not in run.unknown and bool(run.world_size)
 
 
-def degrees(run: RunManifest) -> dict[str, int]:
+def degrees(run: RunManifest | Side) -> dict[str, int]:
     """Sizes of all axes that are not data-parallel, those of size 1 left out."""
     found = {name: size for name, size in run.mesh.axes if name not in run.mesh.data_axes and size > 1}
     product = 1

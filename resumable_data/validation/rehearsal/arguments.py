@@ -6,7 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
+from resumable_data.checkpoint.migration.migration_file import read_migration
 from resumable_data.errors import UsageError
 from resumable_data.validation.limits import MIN_UPDATES, QUANTITIES
 from resumable_data.validation.rehearsal.options import Options
@@ -35,10 +38,16 @@ def make_parser() -> argparse.ArgumentParser:
     _many(parser, "--allow", "NAME", "what may differ, as for load_checkpoint; global_batch is one", str)
     _many(parser, "--untouched", "PATH", "more of the run's files that must stay as they are", Path)
     parser.add_argument("--updates", type=int, default=MIN_UPDATES, help="of the window (default: %(default)s)")
-    parser.add_argument("--continuity", choices=("exact", "bounded", "none"), default="exact", help="of the data")
-    parser.add_argument("--max-replayed", type=int, default=0, metavar="N", help="samples, with --continuity bounded")
-    parser.add_argument("--max-omitted", type=int, default=0, metavar="N", help="samples, with --continuity bounded")
-    parser.add_argument("--invariant", choices=("samples", "tokens", "schedule"), default="samples")
+    parser.add_argument(
+        "--migration",
+        type=Path,
+        metavar="FILE",
+        help="the move, as `resumable-data plan` declared it; also what survives",
+    )
+    parser.add_argument("--continuity", choices=("exact", "bounded", "none"), help="of the data (default: exact)")
+    parser.add_argument("--max-replayed", type=int, metavar="N", help="samples, with --continuity bounded")
+    parser.add_argument("--max-omitted", type=int, metavar="N", help="samples, with --continuity bounded")
+    parser.add_argument("--invariant", choices=("samples", "tokens", "schedule"), help="(default: samples)")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="where to work; all processes must share it")
     parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of a collective call")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
@@ -68,6 +77,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError("--from-replicas and --to-replicas go together")
     if args.from_replicas is not None and args.save is None:
         raise UsageError("--from-replicas makes an exercise: give --synthetic --save DIR too")
+    if args.migration is not None and args.save is not None:
+        raise UsageError("--migration is of one checkpoint, and --save makes another; plan a move of that one first")
     return args
 
 
@@ -78,22 +89,35 @@ def options_of(args: argparse.Namespace) -> Options:
         if control is None and args.record is None:
             control, repeats = checkpoint / CONTROL, tuple(sorted(checkpoint.glob(REPEAT.format("*"))))
         checkpoint = checkpoint / CHECKPOINT
+    migration = None if args.migration is None else read_migration(args.migration)
     return Options(
         checkpoint=checkpoint,
         control=control,
         repeats=repeats,
         record=args.record,
-        declaration=Declaration(
-            continuity=Continuity(kind=args.continuity, replayed=args.max_replayed, omitted=args.max_omitted),
-            invariant=args.invariant,
-            tolerances=dict(args.limit),
-        ),
+        declaration=_declared(args, Declaration() if migration is None else migration.declaration),
         allow=tuple(args.allow),
+        migration=migration,
         updates=args.updates,
         untouched=tuple(args.untouched),
         is_synthetic=args.synthetic,
         arguments=args.arguments,
         scratch=args.scratch,
+    )
+
+
+def _declared(args: argparse.Namespace, default: Declaration) -> Declaration:
+    """What must survive: the default, but for what options say."""
+    continuity = default.continuity
+    given = {"kind": args.continuity, "replayed": args.max_replayed, "omitted": args.max_omitted}
+    if any(value is not None for value in given.values()):
+        plain = {"kind": continuity.kind, "replayed": continuity.replayed, "omitted": continuity.omitted}
+        continuity = Continuity(**plain | {name: value for name, value in given.items() if value is not None})
+    return msgspec.structs.replace(
+        default,
+        continuity=continuity,
+        invariant=args.invariant or default.invariant,
+        tolerances={**default.tolerances, **dict(args.limit)},
     )
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from resumable_data.checkpoint.files.report import CheckpointReport
 from resumable_data.checkpoint.files.verify import verify_checkpoint
+from resumable_data.checkpoint.migration.migration_file import MigrationManifest
+from resumable_data.checkpoint.migration.source import Source, read_source
 from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
 from resumable_data.errors import CheckpointError
 from resumable_data.findings import PlainFinding
@@ -15,19 +17,25 @@ from resumable_data.validation.verdict_findings import finding
 _STATUS = {"sound": PASSED, "damaged": FAILED}
 
 
-def check_files(checkpoint: Path, level: str = "payload") -> list[Check]:
+def check_files(checkpoint: Path, level: str = "payload", migration: MigrationManifest | None = None) -> list[Check]:
     """The checks of the first stage.
 
     Args:
         checkpoint: The checkpoint's directory.
         level: How far its files are read, see `verify_checkpoint`.
+        migration: The move that was declared.
 
     Raises:
         CheckpointError: There is nothing that could be a checkpoint.
     """
     report = verify_checkpoint(checkpoint, level)
     checks = [_check_report(report)]
-    return checks if checks[0].status == FAILED else [*checks, _check_manifest(checkpoint, report)]
+    if checks[0].status == FAILED:
+        return checks
+    checks.append(_check_manifest(checkpoint, report))
+    if migration is not None and checks[1].status != FAILED:
+        checks.append(_check_migration(read_source(checkpoint), migration))
+    return checks
 
 
 def _check_report(report: CheckpointReport) -> Check:
@@ -52,6 +60,19 @@ def _check_manifest(checkpoint: Path, report: CheckpointReport) -> Check:
     facts = {"batch": run.batch is not None, "mesh": bool(run.mesh.axes), "cursor": bytes(run.cursor) != b"null"}
     missing += [_unknown(f"the {name}", "none") for name, is_known in facts.items() if not is_known]
     return Check.of("manifest", UNPROVEN if missing else PASSED, describe(run), missing)
+
+
+def _check_migration(source: Source, migration: MigrationManifest) -> Check:
+    """Whether a migration was made for this checkpoint."""
+    declared = ", ".join(f"{one.field} {one.saved} to {one.now}" for one in migration.needed)
+    summary = f"{migration.xxh3}: {declared or 'nothing that needs a declaration'}"
+    if migration.identity == source.identity:
+        return Check.of("migration", PASSED, summary)
+    wanted, given = (
+        f"save {nonce or 'unknown'} of run {run_id or 'unknown'}, update {update}"
+        for nonce, run_id, update in (source.identity, migration.identity)
+    )
+    return Check.of("migration", FAILED, summary, [finding("RD979", "migration", expected=wanted, found=given)])
 
 
 def describe(run: RunManifest) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resumable_data.checkpoint.probe import Probe
     from resumable_data.loader import Microbatch, ResumableLoader
     from resumable_data.loader.updates import Update
-    from resumable_data.validation.recorder import TraceRecorder
+    from resumable_data.validation.update_recorder import UpdateRecorder
 
 OptimizerStep = Callable[[], AbstractContextManager[None]]
 
@@ -85,7 +85,7 @@ class Job:
         evaluate_every: After how many updates `evaluate` is called.
         log_every: After how many updates `log` is called.
         prepare: Takes each update before its microbatches, say to call `Update.set_targets`.
-        load: Loads a checkpoint in the job's own way; `load_checkpoint` where None.
+        load: Loads a checkpoint in the job's own way, a migration of its own included; `load_checkpoint` where None.
         dtype: As for `TraceRecorder`.
     """
 
@@ -104,11 +104,11 @@ class Job:
     evaluations: list[float] = field(default_factory=list)
     """What `evaluate` returned at each boundary."""
 
-    def train(self, recorder: TraceRecorder | None = None) -> Iterator[None]:
+    def train(self, recorder: UpdateRecorder | None = None) -> Iterator[None]:
         """The training loop: yields after each update that was committed, and ends with the run.
 
         Args:
-            recorder: Records a trace.
+            recorder: Records a trace, or watches: a `TraceRecorder`, or what `watch` returned.
         """
         optimizer_step: OptimizerStep = nullcontext if recorder is None else recorder.optimizer_step
         for microbatch in self.microbatches():

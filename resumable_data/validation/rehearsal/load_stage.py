@@ -14,6 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from resumable_data.checkpoint.collective import gather_bytes
 from resumable_data.checkpoint.load import load_checkpoint
+from resumable_data.checkpoint.migration.changes import find_changes
+from resumable_data.checkpoint.migration.coverage import find_covered, require_covered
+from resumable_data.checkpoint.migration.source import read_source
 from resumable_data.checkpoint.probe_file import ProbeRecord, read_probe
 from resumable_data.checkpoint.random_states import kept_random_states
 from resumable_data.errors import UsageError
@@ -28,6 +31,7 @@ from resumable_data.validation.state_findings import StateFinding, state_finding
 from resumable_data.validation.verdict_findings import finding
 
 if TYPE_CHECKING:
+    from resumable_data.checkpoint.run_manifest import RunManifest
     from resumable_data.loader import ResumableLoader
     from resumable_data.validation.rehearsal.options import Options
 
@@ -68,14 +72,37 @@ def load(job: Job, options: Options) -> str:
         job.load(options.checkpoint)
         return "by the job's own code"
     # its contents were read in the first stage
-    loaded = load_checkpoint(options.checkpoint, job.state, loader=job.loader, allow=options.allow, level="directory")
+    loaded = load_checkpoint(
+        options.checkpoint,
+        job.state,
+        loader=job.loader,
+        allow=options.allow,
+        level="directory",
+        migration=options.migration,
+    )
     allowed = f", allowed: {', '.join(loaded.allowances)}" if loaded.allowances else ""
-    return f"by load_checkpoint{allowed}"
+    return f"by load_checkpoint{allowed}{', with the migration' if options.migration is not None else ''}"
+
+
+def require_declared(job: Job, saved: RunManifest | None, now: RunManifest, options: Options) -> None:
+    """Hold what a job's own code has loaded against what was declared; `load_checkpoint` does so by itself.
+
+    Raises:
+        MigrationError: Something changed that nobody declared, or otherwise than the migration says.
+    """
+    if job.load is None or saved is None:
+        return
+    path, changes = options.checkpoint, find_changes(saved, now)
+    covered = []
+    if options.migration is not None:
+        covered = find_covered(options.migration, path, read_source(path), changes, now)
+    if job.loader.carried is None:  # else it was load_checkpoint, with what the job's code declares
+        require_covered(path, changes, now, covered=covered, names=options.allow)
 
 
 def check_loaded(job: Job, options: Options) -> Check:
     """Whether the program holds what the checkpoint holds. Collective."""
-    return check_of_state(check_state(options.checkpoint, job.state, job.loader), options.allow)
+    return check_of_state(check_state(options.checkpoint, job.state, job.loader), options.waived)
 
 
 def detach(loader: ResumableLoader) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from resumable_data.checkpoint.migration.coverage import granted_names
 from resumable_data.checkpoint.migration.declaration import Declaration
+from resumable_data.checkpoint.migration.migration_file import MigrationManifest
 from resumable_data.errors import UsageError
 from resumable_data.ledger.frames import shown
 from resumable_data.validation.limits import MIN_UPDATES, check_limits
@@ -20,8 +24,9 @@ class Options:
         control: A trace of the updates after it on the ranks that saved.
         repeats: Further traces of the control.
         record: Where the window's trace is left, for a control or a repeat; nothing is compared then.
-        declaration: What must survive.
+        declaration: What must survive; the migration's where there is one.
         allow: What may differ, as for `load_checkpoint`.
+        migration: The move that was declared.
         updates: Updates of the window.
         untouched: More files and directories of the run, beside those around the checkpoint.
         is_synthetic: Whether the checkpoint was made for an exercise.
@@ -36,6 +41,7 @@ class Options:
     record: Path | None = None
     declaration: Declaration = field(default_factory=Declaration)
     allow: tuple[str, ...] = ()
+    migration: MigrationManifest | None = None
     updates: int = MIN_UPDATES
     untouched: tuple[Path, ...] = ()
     is_synthetic: bool = False
@@ -53,3 +59,19 @@ class Options:
             raise UsageError(f"{shown(self.record)} is there already; give the trace another name")
         if self.repeats and self.control is None:
             raise UsageError("repeats are of a control; give that too")
+        if self.migration is not None and self.declaration != self.migration.declaration:
+            file, here = (msgspec.to_builtins(one) for one in (self.migration.declaration, self.declaration))
+            apart = "; ".join(
+                f"{name}: {file[name]} there, {here[name]} here" for name in file if file[name] != here[name]
+            )
+            raise UsageError(
+                f"expected what the migration declares to survive, found something else: {apart}. A verdict on one is "
+                "none on the other. Nothing was rehearsed; leave these out, or declare the move anew: "
+                "`resumable-data plan`."
+            )
+
+    @property
+    def waived(self) -> frozenset[str]:
+        """Names of what may differ: by name, or since the migration declares it."""
+        granted = () if self.migration is None else granted_names(self.migration.needed)
+        return frozenset((*self.allow, *granted))

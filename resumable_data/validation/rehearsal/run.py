@@ -14,6 +14,7 @@ import msgspec
 from resumable_data.checkpoint.capture import capture_run
 from resumable_data.checkpoint.collective import gather_bytes, on_first, rank_and_size, together
 from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifest
+from resumable_data.validation.batches import changed_batch
 from resumable_data.validation.checks import FAILED, WARM_START, Check
 from resumable_data.validation.recorder import TraceRecorder
 from resumable_data.validation.rehearsal import load_stage, update_stage, window_stage
@@ -144,7 +145,7 @@ class _Rehearsal:
 
     def _check_files(self) -> None:
         options = self._options
-        self._judge("files", lambda: self._files or check_files(options.checkpoint, options.level))
+        self._judge("files", lambda: self._files or check_files(options.checkpoint, options.level, options.migration))
         self._saved = None if self._is_rejected else read_run_manifest(options.checkpoint)
 
     def _load(self) -> None:
@@ -155,6 +156,8 @@ class _Rehearsal:
         if self._is_rejected:
             return
         how = self._try("load", lambda: load_stage.load(job, options))
+        now = self._now = self._try("load", lambda: self._capture(job))
+        self._try("load", lambda: load_stage.require_declared(job, self._saved, now, options))
         self._judge("load", lambda: [Check.of("load", "passed", how)])
         state = self._try("state", lambda: load_stage.check_loaded(job, options))
         self._judge("state", lambda: [state])
@@ -219,14 +222,17 @@ class _Rehearsal:
         checks = [batch, samples, update_stage.check_step(record)]
         checks += [update_stage.check_counters(record, before, after)]
         if options.control is not None and not self._is_warm and samples.status != WARM_START:
-            checks.append(window_stage.check_first_update(trace, options))
+            checks.append(window_stage.check_first_update(trace, options, changed_batch(self._saved, self._now)))
         return checks
 
     def _window_checks(self, trace: Path, start: Cursor) -> list[Check]:
         job, options = self._require_job(), self._options
         boundaries = window_stage.check_boundaries(job, start)
         coverage = window_stage.check_coverage(job, options.declaration)
-        compared, self._tolerances = window_stage.check_trace(trace, options, self._tolerances, is_warm=self._is_warm)
+        batches = changed_batch(self._saved, self._now)
+        compared, self._tolerances = window_stage.check_trace(
+            trace, options, self._tolerances, batches=batches, is_warm=self._is_warm
+        )
         return [compared, boundaries, coverage]
 
     def _require_job(self) -> Job:
@@ -250,6 +256,7 @@ class _Rehearsal:
             saved=self._saved,
             now=self._now,
             tolerances=self._tolerances,
+            migration=options.migration,
             is_synthetic=options.is_synthetic,
             is_part=options.record is not None,
         )

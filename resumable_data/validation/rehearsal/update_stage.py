@@ -59,7 +59,10 @@ def check_batch(job: Job, saved: RunManifest | None, now: RunManifest, options: 
         axes = " x ".join(f"{name} {size}" for name, size in job.loader.topology.axes)
         where = f"loader on {axes}, {job.loader.topology.num_replicas} data-parallel ranks"
         found.append(finding("RD982", where, expected=f"{ranks} ranks, as the model has", found=str(weighed)))
-    return check_of_batch(saved, now, options.allow, found)
+    # a control is recorded on the ranks from before the move
+    migration = None if options.record is not None else options.migration
+    destination = None if migration is None else migration.destination
+    return check_of_batch(saved, now, options.waived, found, destination)
 
 
 def check_samples(

@@ -9,7 +9,7 @@ from resumable_data.audit import AuditReport, audit_cursor, audit_ledger
 from resumable_data.ledger.frames import shown
 from resumable_data.validation.checks import FAILED, NOT_RUN, PASSED, Check
 from resumable_data.validation.compare import compare_traces
-from resumable_data.validation.judging import check_of_coverage, check_of_trace, tolerances_of
+from resumable_data.validation.judging import check_of_coverage, check_of_trace, has_other_batch, tolerances_of
 from resumable_data.validation.rehearsal.load_stage import ledger_of
 
 if TYPE_CHECKING:
@@ -73,14 +73,22 @@ def check_coverage(job: Job, declaration: Declaration) -> Check:
     return check_of_coverage(reports, declaration)
 
 
-def check_first_update(trace: Path, options: Options) -> Check:
+def check_first_update(trace: Path, options: Options, batches: tuple[str, str] | None) -> Check:
     """Whether the first update is that of the control: that it deviates is known by now, that it does not is not."""
-    check = check_of_trace(_compare(trace, options, 1), "first update")
+    report = _compare(trace, options, 1)
+    check = check_of_trace(report, "first update", batches=batches)
+    if batches is not None and has_other_batch(report):
+        return Check.of("first update", NOT_RUN, check.summary)
     return check if check.status == FAILED else Check.of("first update", PASSED, check.summary)
 
 
 def check_trace(
-    trace: Path, options: Options, tolerances: dict[str, float], *, is_warm: bool
+    trace: Path,
+    options: Options,
+    tolerances: dict[str, float],
+    *,
+    batches: tuple[str, str] | None,
+    is_warm: bool,
 ) -> tuple[Check, dict[str, float]]:
     """Whether the window's updates are those of the control.
 
@@ -92,7 +100,7 @@ def check_trace(
     if is_warm:
         return Check.of("trace", NOT_RUN, "a warm start does not do what the control did"), tolerances
     comparison = None if options.control is None else _compare(trace, options, options.updates)
-    return check_of_trace(comparison), tolerances | tolerances_of(comparison)
+    return check_of_trace(comparison, batches=batches), tolerances | tolerances_of(comparison)
 
 
 def _compare(trace: Path, options: Options, min_updates: int) -> TraceComparison:

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 
 from resumable_data.audit.report import AuditReport, Bounds
 from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
+from resumable_data.checkpoint.migration.effects import find_effects, side_of
+from resumable_data.checkpoint.migration.migration_file import MigrationManifest
 from resumable_data.checkpoint.run_manifest import BatchInfo, RunManifest
 from resumable_data.ledger.records import Mesh
 from resumable_data.validation.checks import CHECKS, Check
 from resumable_data.validation.comparison import Compared, TraceComparison, TracedRun
+from resumable_data.validation.findings import TraceFinding
 from resumable_data.validation.judging import judge_move
 from resumable_data.validation.state_findings import state_finding
 from resumable_data.validation.state_report import StateReport, judge_state
 from resumable_data.validation.verdict import Verdict, judge_checks, make_verdict
 from resumable_data.validation.verdict_findings import KINDS, finding
+from tests.runs import make_run
 
 DOCS = Path(__file__).parents[3] / "docs"
 STATUSES = ("passed", "failed", "warm start", "unproven", "not run")
@@ -157,14 +161,65 @@ def test_each_report_decides() -> None:
         arguments = {"state": STATE, "saved": RUN, "now": RUN, "trace": TRACE, "audit": AUDIT, **changes}
         verdict = judge_move("c", **arguments)  # type: ignore[arg-type]  # of kinds that differ by name
         assert verdict.verdict == expected, changes
-        assert [one.name for one in verdict.checks if one.status != "passed"] == [name], changes
+        # no trace tells what another batch does
+        also = ["trace"] if name == "batch" and verdict.verdict == "reject" else []
+        assert [one.name for one in verdict.checks if one.status != "passed"] == [name, *also], changes
 
 
-def test_declared_changes_are_no_failure() -> None:
-    """A global batch that was allowed by name, and as many replayed samples as were declared."""
+def test_another_batch_is_never_promoted_by_a_trace() -> None:
+    """Allowed by name it passes the checks of state and batch; that the trace is a control's proves no quality."""
     report = violated("RD956", "global batch")
-    changed = judge_move("c", state=report, saved=RUN, now=batch(6), trace=TRACE, audit=AUDIT, allow={"global_batch"})
-    assert changed.verdict == "promote"
+    other = msgspec.structs.replace(
+        TRACE,
+        verdict="deviates",
+        findings=(TraceFinding.about("RD909", "counts of update 5", expected="(12, None)", found="(6, None)"),),
+    )
+    for trace, shown in ((TRACE, "pass: "), (other, "not compared: "), (None, "no control")):
+        verdict = judge_move(
+            "c", state=report, saved=RUN, now=batch(6), trace=trace, audit=AUDIT, allow=["global_batch"]
+        )
+        assert verdict.verdict == "unproven"
+        assert [one.name for one in verdict.checks if one.status != "passed"] == ["trace"]
+        check = verdict.check("trace")
+        assert check is not None
+        assert check.summary.startswith(shown)
+        assert "RD980" in {one.code for one in check.findings}
+        assert verdict.not_proven[2].startswith("what a global batch of 6 samples, where it was 12 samples, does")
+    same = judge_move("c", state=STATE, saved=RUN, now=RUN, trace=other, audit=AUDIT)
+    assert same.verdict == "reject"
+    apart = msgspec.structs.replace(TRACE, verdict="deviates")
+    faulty = judge_move("c", state=report, saved=RUN, now=batch(6), trace=apart, audit=AUDIT, allow=["global_batch"])
+    assert [one.name for one in faulty.failed] == ["trace"]
+
+
+def test_a_migration_is_held_against_reports() -> None:
+    """What it declares survives, its destination's batch and ranks are expected, and its checksum is recorded."""
+    saved, now = (make_run(axes=axes) for axes in ((("dp", 2), ("tp", 2)), (("dp", 4),)))
+    declaration = Declaration(tolerances={"loss": 1e-5})
+    migration = MigrationManifest(
+        run_id="",
+        nonce="",
+        update=None,
+        source=side_of(saved),
+        destination=side_of(now),
+        declaration=declaration,
+        changes=(),
+        unknown=(),
+        risk=None,
+        risks=(),
+        effects=find_effects(saved, now, 1000),
+    )
+    arguments = {"state": STATE, "saved": saved, "trace": TRACE, "audit": AUDIT, "migration": migration}
+    verdict = judge_move("c", now=now, **arguments)  # type: ignore[arg-type]  # of kinds that differ by name
+    assert (verdict.verdict, verdict.declaration, verdict.migration_xxh3) == ("promote", declaration, migration.xxh3)
+    assert [one.values for one in verdict.changes] == [("dp", 2, 4), ("mesh.tp", 2, 1)]
+    for axes in ((("dp", 2),), (("dp", 4), ("tp", 2))):
+        elsewhere = judge_move("c", now=make_run(axes=axes), **arguments)  # type: ignore[arg-type]
+        assert [one.code for check in elsewhere.failed for one in check.findings] == ["RD989"]
+
+
+def test_declared_replays_are_no_failure() -> None:
+    """As many replayed samples as were declared."""
     replayed = msgspec.structs.replace(AUDIT, replayed=Bounds(2, 2))
     for bound, expected in ((2, "promote"), (1, "reject")):
         declaration = Declaration(continuity=Continuity(kind="bounded", replayed=bound))
