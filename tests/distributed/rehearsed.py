@@ -114,7 +114,7 @@ class Built:
             log=lambda: None,
             log_every=5,
             evaluate_every=10,
-            load=self.load,
+            load=self.load if parts.load or parts.after_load else None,
         )
 
     def load(self, path: Path) -> None:
@@ -163,9 +163,11 @@ def build(parts: Parts) -> Callable[[Context], Job]:
     return lambda context: Built(parts, context).job
 
 
-def save_and_record(folder: str, kind: str = "fsdp", num_repeats: int = 2) -> list[str]:
+def save_and_record(
+    folder: str, kind: str = "fsdp", num_repeats: int = 2, options: dict[str, Any] | None = None
+) -> list[str]:
     """Train, save, and record the control and repeats of what comes after, on the ranks that save."""
-    parts = Parts(kind)
+    parts = Parts(kind, options or {})
     built = Built(parts, Context(folder=Path(folder)))
     for _, _ in zip(range(BEFORE), built.job.train(), strict=False):
         pass
