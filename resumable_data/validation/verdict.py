@@ -64,8 +64,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is decided about a move. `to_json` and `to_text` show it.
 
     Attributes:
-        verdict: ``"promote"``: all of the state is there, the global batch is what was declared, samples go on within
-            the declared bound, and the trace is within its tolerances. ``"reject"``: a check failed. ``"warm start"``:
+        verdict: ``"promote"``: all of the state is there, the global batch is the saved one, samples go on within the
+            declared bound, and the trace is within its tolerances. ``"reject"``: a check failed. ``"warm start"``:
             weights are whole, and what made the run what it was is not: a new experiment. ``"unproven"``: nothing
             failed, and what a promotion needs was not shown. ``"passed"``: nothing failed of the part of a rehearsal
             that was asked for.

@@ -52,11 +52,6 @@ KINDS = {
         "the loader weighs losses for another number of ranks than the model averages gradients over",
         "Give the loader the mesh, with data_axes= naming its data-parallel axes, or reduction_size=.",
     ),
-    "RD983": Kind(
-        VIOLATION,
-        "an update has another number of microbatches than its batch equation says",
-        "Iterate the loader, and call accumulate() once for each microbatch.",
-    ),
     "RD984": Kind(
         VIOLATION,
         "an update read other samples than the order has where the checkpoint stands",

@@ -100,6 +100,17 @@ def run_page(page: Path, cwd: Path) -> None:
             _run_session(block, cwd, page.name)
 
 
+def run_all_sessions(page: Path, cwd: Path) -> None:
+    """Run the sessions of a page as `run_page` does, those too that are marked ``not run``, as they take long.
+
+    Raises:
+        AssertionError: a block failed, or printed something else than the page says.
+    """
+    for block in find_blocks(page.read_text(encoding="utf-8")):
+        if block.language in SESSION_LANGUAGES:
+            _run_session(block, cwd, page.name)
+
+
 def _run_session(block: Block, cwd: Path, page_name: str) -> None:
     if block.lines and not block.lines[0].startswith("$ "):
         raise ValueError(f"{page_name}:{block.line}: expected a command after '$ ', found {block.lines[0]!r}")

@@ -17,8 +17,10 @@ from resumable_data.checkpoint.run_manifest import BatchInfo, RunManifest
 from resumable_data.ledger.records import Mesh
 from resumable_data.validation.checks import CHECKS, Check
 from resumable_data.validation.comparison import Compared, TraceComparison, TracedRun
+from resumable_data.validation.findings import KINDS as TRACES
 from resumable_data.validation.findings import TraceFinding
 from resumable_data.validation.judging import judge_move
+from resumable_data.validation.state_findings import KINDS as STATES
 from resumable_data.validation.state_findings import state_finding
 from resumable_data.validation.state_report import StateReport, judge_state
 from resumable_data.validation.verdict import Verdict, judge_checks, make_verdict
@@ -243,11 +245,16 @@ def test_a_warm_start_gets_an_identity_and_a_record() -> None:
 
 def test_kinds_have_codes_of_their_own() -> None:
     """No code is that of another table."""
-    from resumable_data.validation.findings import KINDS as TRACES
-    from resumable_data.validation.state_findings import KINDS as STATES
-
     for one, other in itertools.combinations((KINDS, TRACES, STATES), 2):
         assert not one.keys() & other.keys()
+
+
+def test_each_kind_is_found_by_some_check() -> None:
+    """No table lists what nothing finds: each code stands elsewhere in the package too."""
+    package = DOCS.parent / "resumable_data"
+    sources = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    for code in (*KINDS, *TRACES, *STATES):
+        assert sum(text.count(f'"{code}"') for text in sources) > 1, code
 
 
 def test_a_finding_is_shown_with_its_remedy() -> None:
@@ -260,6 +267,14 @@ def test_a_finding_is_shown_with_its_remedy() -> None:
     assert verdict.failed == verdict.checks
     assert verdict.check("step") is not None
     assert verdict.check("trace") is None
+
+
+def test_documentation_lists_what_a_check_of_the_state_finds() -> None:
+    """The table in docs/validation.md is the table in the code, and lists nothing else."""
+    page = (DOCS / "validation.md").read_text(encoding="utf-8")
+    table = page[page.index("## Is the state there?") :]
+    listed = [line for line in table.splitlines() if line.startswith("| RD")]
+    assert listed == [f"| {code} | {one.severity} | {one.title} | {one.remedy} |" for code, one in STATES.items()]
 
 
 def test_documentation_lists_all_checks_and_kinds() -> None:
