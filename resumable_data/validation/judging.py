@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resumable_data.checkpoint.migration.changes import degrees
-from resumable_data.checkpoint.migration.coverage import granted_names
+from resumable_data.checkpoint.migration.changes import degrees, find_changes
+from resumable_data.checkpoint.migration.coverage import granted_names, require_covered
 from resumable_data.checkpoint.migration.declaration import Declaration
+from resumable_data.errors import MigrationError
 from resumable_data.findings import PlainFinding
 from resumable_data.validation.batches import batch_text, changed_batch
 from resumable_data.validation.checks import FAILED, PASSED, UNPROVEN, WARM_START, Check
@@ -55,13 +57,14 @@ def judge_move(
         trace: Of `compare_traces`: of a window there with a control.
         audit: Of `audit_ledger` or `audit_cursor`, after the window, with what may be replayed and omitted.
         declaration: What was declared to survive; that of the migration, or the default, when None.
-        allow: What may differ by name: ``"global_batch"``.
+        allow: What may differ by name, as for `load_checkpoint`.
         migration: What was declared of the move: batch and ranks must be those of its destination.
     """
     if declaration is None:
         declaration = Declaration() if migration is None else migration.declaration
     allow = {*allow, *(() if migration is None else granted_names(migration.needed))}
     checks = [
+        *([] if saved is None else check_of_declarations(checkpoint, saved, now, allow, migration)),
         check_of_state(state, allow),
         check_of_batch(saved, now, allow, destination=None if migration is None else migration.destination),
         check_of_trace(trace, batches=changed_batch(saved, now)),
@@ -76,6 +79,30 @@ def judge_move(
         tolerances=tolerances_of(trace),
         migration=migration,
     )
+
+
+def check_of_declarations(
+    checkpoint: str, saved: RunManifest, now: RunManifest, allow: Collection[str], migration: MigrationManifest | None
+) -> list[Check]:
+    """Whether what changes was declared, by a migration of this run and update where there is one.
+
+    Which save a migration is of is known where the checkpoint is read, as a rehearsal does.
+    """
+    checks, cursor = [], saved.decode_cursor()
+    changes = find_changes(saved, now)
+    declared = set() if migration is None else {one.values for one in migration.needed}
+    if migration is not None and cursor is not None:
+        wanted, given = (cursor.run_id, cursor.updates), (migration.run_id, migration.update)
+        texts = [f"run {run_id or 'unknown'}, update {update}" for run_id, update in (wanted, given)]
+        found = [] if wanted == given else [finding("RD979", "migration", expected=texts[0], found=texts[1])]
+        checks.append(Check.of("migration", FAILED if found else PASSED, migration.xxh3, found))
+    covered = [one for one in changes if one.values in declared]
+    try:
+        require_covered(Path(checkpoint), changes, now, covered=covered, names=allow)
+    except MigrationError as error:
+        undeclared = finding("RD972", "changes", expected="changes that were declared", found=str(error))
+        return [*checks, Check.of("load", FAILED, "something changed that nobody declared", [undeclared])]
+    return [*checks, Check.of("load", PASSED, "what changes was declared, or is free to change")]
 
 
 def check_of_state(report: StateReport, allow: Collection[str] = ()) -> Check:

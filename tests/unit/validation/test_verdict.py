@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from resumable_data.audit.report import AuditReport, Bounds
 from resumable_data.checkpoint.migration.declaration import Continuity, Declaration
-from resumable_data.checkpoint.migration.effects import find_effects, side_of
-from resumable_data.checkpoint.migration.migration_file import MigrationManifest
+from resumable_data.checkpoint.migration.migration_file import plan_migration
 from resumable_data.checkpoint.run_manifest import BatchInfo, RunManifest
 from resumable_data.ledger.records import Mesh
 from resumable_data.validation.checks import CHECKS, Check
@@ -25,7 +24,7 @@ from resumable_data.validation.state_findings import state_finding
 from resumable_data.validation.state_report import StateReport, judge_state
 from resumable_data.validation.verdict import Verdict, judge_checks, make_verdict
 from resumable_data.validation.verdict_findings import KINDS, finding
-from tests.runs import make_run
+from tests.runs import make_run, write_checkpoint
 
 DOCS = Path(__file__).parents[3] / "docs"
 STATUSES = ("passed", "failed", "warm start", "unproven", "not run")
@@ -194,23 +193,12 @@ def test_another_batch_is_never_promoted_by_a_trace() -> None:
     assert [one.name for one in faulty.failed] == ["trace"]
 
 
-def test_a_migration_is_held_against_reports() -> None:
+def test_a_migration_is_held_against_reports(tmp_path: Path) -> None:
     """What it declares survives, its destination's batch and ranks are expected, and its checksum is recorded."""
     saved, now = (make_run(axes=axes) for axes in ((("dp", 2), ("tp", 2)), (("dp", 4),)))
     declaration = Declaration(tolerances={"loss": 1e-5})
-    migration = MigrationManifest(
-        run_id="",
-        nonce="",
-        update=None,
-        source=side_of(saved),
-        destination=side_of(now),
-        declaration=declaration,
-        changes=(),
-        unknown=(),
-        risk=None,
-        risks=(),
-        effects=find_effects(saved, now, 1000),
-    )
+    folder = write_checkpoint(tmp_path / "c", saved)
+    migration = plan_migration(folder, now, declaration=declaration)
     arguments = {"state": STATE, "saved": saved, "trace": TRACE, "audit": AUDIT, "migration": migration}
     verdict = judge_move("c", now=now, **arguments)  # type: ignore[arg-type]  # of kinds that differ by name
     assert (verdict.verdict, verdict.declaration, verdict.migration_xxh3) == ("promote", declaration, migration.xxh3)
@@ -218,6 +206,13 @@ def test_a_migration_is_held_against_reports() -> None:
     for axes in ((("dp", 2),), (("dp", 4), ("tp", 2))):
         elsewhere = judge_move("c", now=make_run(axes=axes), **arguments)  # type: ignore[arg-type]
         assert [one.code for check in elsewhere.failed for one in check.findings] == ["RD989"]
+    undeclared = judge_move("c", now=now, **{**arguments, "migration": None})  # type: ignore[arg-type]
+    assert [(check.name, check.findings[0].code) for check in undeclared.failed] == [("load", "RD972")]
+    assert "resumable-data plan c --mesh dp=4 --data-axes dp -o migration.json" in undeclared.to_text()
+    assert judge_move("c", now=now, **{**arguments, "migration": None}, allow={"mesh"}).verdict == "promote"  # type: ignore[arg-type]
+    later = make_run(axes=(("dp", 2), ("tp", 2)), updates=6)
+    other = judge_move("c", now=now, **{**arguments, "saved": later})  # type: ignore[arg-type]
+    assert [one.code for check in other.failed for one in check.findings] == ["RD979"]
 
 
 def test_declared_replays_are_no_failure() -> None:
