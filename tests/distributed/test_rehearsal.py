@@ -181,11 +181,11 @@ def check_clean(verdicts: list[Verdict], source: int, target: int, num_repeats: 
 
 
 def test_a_clean_move_is_promoted_and_spoiled_ones_are_not(tmp_path: Path) -> None:
-    """FSDP2 from 2 ranks to 3 passes all checks; on one process, each sabotage is found by the check that is for it."""
-    recorded = run_ranks(save_and_record, 2, str(tmp_path), "fsdp", 1)
+    """FSDP2 from 1 rank to 2 passes all checks; on one process, each sabotage is found by the check that is for it."""
+    recorded = run_ranks(save_and_record, 1, str(tmp_path), "fsdp", 1)
     assert all(text.startswith("PASSED") for text in recorded[0]), recorded[0]
     before = sorted(tmp_path.rglob("*"))
-    check_clean(run_ranks(clean, 3, str(tmp_path)), 2, 3, 1)
+    check_clean(run_ranks(clean, 2, str(tmp_path)), 1, 2, 1)
     check_found(run_ranks(sabotaged, 1, str(tmp_path), FAST, "plain")[0])
     assert sorted(tmp_path.rglob("*")) == before
 
