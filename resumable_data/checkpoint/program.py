@@ -233,7 +233,7 @@ def _part(name: str, part: Any, models: list[Module]) -> Part:
     if isinstance(part, Module):
         return ModelPart(part)
     if isinstance(part, Optimizer):
-        return OptimizerPart(_model_of(name, part, models), part)
+        return OptimizerPart(model_of(name, part, models), part)
     if isinstance(part, RandomStates):
         return RandomPart(part)
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
@@ -241,8 +241,12 @@ def _part(name: str, part: Any, models: list[Module]) -> Part:
     return ValuePart(part)
 
 
-def _model_of(name: str, optimizer: Optimizer, models: list[Module]) -> Module:
-    """The model whose parameters an optimizer has."""
+def model_of(name: str, optimizer: Optimizer, models: list[Module]) -> Module:
+    """The model whose parameters an optimizer has.
+
+    Raises:
+        UsageError: There is none among `models`, or several.
+    """
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     holds = [model for model in models if own <= {id(parameter) for parameter in model.parameters()}]
     if len(holds) != 1:

@@ -1,4 +1,4 @@
-"""A small language model whose move to other ranks is rehearsed, spoiled in one way at a time."""
+"""A small language model, its average and its teacher, whose move is rehearsed, spoiled in one way at a time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from resumable_data.checkpoint import Probe, RandomStates, load_checkpoint, save_checkpoint
 from resumable_data.loader import Microbatch, ResumableLoader
@@ -32,13 +33,14 @@ class Model(nn.Module):
         self.embed = nn.Embedding(WORDS, width)
         self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
+        self.register_buffer("scale", torch.linspace(0.9, 1.1, width))
         self.dropout = nn.Dropout(0.0)
         self.head = nn.Linear(width, WORDS, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         hidden = self.embed(words)
-        inner = self.second(torch.nn.functional.gelu(self.first(hidden)))
+        inner = self.second(torch.nn.functional.gelu(self.first(hidden))) * self.scale
         logits: torch.Tensor = self.head(self.dropout(self.norm(hidden + inner)))
         return logits
 
@@ -57,7 +59,7 @@ class Parts:
     kind: str = "fsdp"
     options: dict[str, Any] = field(default_factory=dict)
     is_tied: bool = True
-    dtype: torch.dtype = torch.float32
+    scale_dtype: torch.dtype = torch.float32
     example_seed: int = 5
     evaluation_dropout: float = 0.0
     factor: float = 1.0
@@ -74,18 +76,24 @@ class Built:
     def __init__(self, parts: Parts, context: Context) -> None:
         self.parts = parts
         model: Any = Model(WIDTH // 2 if context.is_synthetic else WIDTH)
+        model.scale = model.scale.to(parts.scale_dtype)
         if not parts.is_tied:
             model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
-        if parts.kind == "ddp":
-            model = DistributedDataParallel(model)
-        elif parts.kind == "tp":
+        self.teacher = Model(WIDTH // 2).requires_grad_(False).eval()
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        both: tuple[Any, Any] = model, self.average.module
+        if parts.kind == "tp":
             mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-            parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
-            fully_shard(model, mesh=mesh["dp"])
             parts = replace(parts, options={"mesh": mesh, "data_axes": "dp", **parts.options})
+            for one in both:
+                parallelize_module(one, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+                fully_shard(one, mesh=mesh["dp"])
         elif parts.kind == "fsdp":
-            fully_shard(model.first)
-            fully_shard(model)
+            for one in both:
+                fully_shard(one.first)
+                fully_shard(one)
+        elif parts.kind == "ddp":
+            model = DistributedDataParallel(model)
         self.model: Any = model
         decayed = [one for one in model.parameters() if one.ndim > 1]
         rest = [one for one in model.parameters() if one.ndim <= 1]
@@ -97,6 +105,8 @@ class Built:
         arguments = {"global_batch": GLOBAL_BATCH, "microbatch": 2, "ledger": context.ledger, **parts.options}
         self.loader = ResumableLoader(make_data(), **arguments)
         state = {
+            "average": self.average,
+            "teacher": self.teacher,
             "model": model,
             "optimizer": self.optimizer,
             "scheduler": schedule,
@@ -129,7 +139,8 @@ class Built:
     def losses(self, words: torch.Tensor, dropout: float = 0.0) -> torch.Tensor:
         logits = nn.functional.dropout(self.model(words[:, :-1]), dropout)
         of_words = nn.functional.cross_entropy(logits.transpose(1, 2), words[:, 1:], reduction="none")
-        losses: torch.Tensor = of_words.mean(1)
+        apart = (logits - self.teacher(words[:, :-1])).square().mean((1, 2))
+        losses: torch.Tensor = of_words.mean(1) + 0.01 * apart
         return losses
 
     def accumulate(self, microbatch: Microbatch) -> torch.Tensor:
@@ -148,6 +159,7 @@ class Built:
         for _ in range(self.parts.steps_scheduler_by):
             self.scheduler.step()
         self.optimizer.zero_grad()
+        self.average.update_parameters(self.model)
         return True
 
     def evaluate(self) -> float:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def build_job(build: Callable[[Context], Job], context: Context) -> Job:
-    """The job, of one model and one optimizer.
+    """The job, that trains one model.
 
     Raises:
         UsageError: What ``build()`` returned is no such job.
@@ -82,6 +82,13 @@ def detach(loader: ResumableLoader) -> None:
     """Let a loader go on at its cursor in a ledger of its own, which knows nothing of the run's earlier launches."""
     if ledger_of(loader) is not None and loader.cursor.attempt and not loader.phase:
         loader.load_state_dict(msgspec.structs.replace(loader.cursor, attempt=0))
+
+
+def detach_after_part(loader: ResumableLoader) -> None:
+    """The same after the update that was begun before the checkpoint: its ledger would lack that part. Collective."""
+    if ledger_of(loader) is not None:
+        loader.check_agreement()  # the cursor's digest stands for all that is not in the ledger
+        detach(loader)
 
 
 def check_dry(job: Job) -> tuple[list[Check], ProbeRecord | None]:
@@ -140,8 +147,9 @@ def _kept_statistics(job: Job) -> Iterator[None]:
 def _plain(job: Job) -> dict[str, str]:
     """What counts and what is set, which no digest of tensors tells."""
     found = {f"{name}.last_epoch": str(getattr(part, "last_epoch", None)) for name, part in job.schedulers.items()}
-    groups = job.optimizer.param_groups
-    found |= {f"learning rate of group {number}": repr(float(group["lr"])) for number, group in enumerate(groups)}
+    for name, optimizer in job.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            found[f"{name}: learning rate of group {number}"] = repr(float(group["lr"]))
     return found | {"cursor": str(job.loader.cursor.updates)}
 
 
