@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -162,6 +163,8 @@ class Program:
 
     def __init__(self, parts: Mapping[str, Any], loader: ResumableLoader | None = None) -> None:
         models = [part for part in parts.values() if isinstance(part, Module)]
+        for model in models:
+            reshard(model)
         self.gradients = {name: part for name, part in parts.items() if isinstance(part, InFlightGradients)}
         _check_gradients(self.gradients, loader)
         others = {name: part for name, part in parts.items() if name not in self.gradients}
@@ -239,6 +242,16 @@ def _part(name: str, part: Any, models: list[Module]) -> Part:
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return StatefulPart(part)
     return ValuePart(part)
+
+
+def reshard(model: Module) -> None:
+    """Let a model under FSDP2 have its shards for parameters, as the optimizer has. To be called on all processes.
+
+    After a forward without a backward, an evaluation, say, the root's are gathered.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def model_of(name: str, optimizer: Optimizer, models: list[Module]) -> Module:

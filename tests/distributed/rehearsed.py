@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from resumable_data.checkpoint import Probe, RandomStates, load_checkpoint, save_checkpoint
+from resumable_data.checkpoint import InFlightGradients, Probe, RandomStates, load_checkpoint, save_checkpoint
 from resumable_data.loader import Microbatch, ResumableLoader
 from resumable_data.validation import Context, Job, Verdict, rehearse
 
@@ -65,6 +66,7 @@ class Parts:
     factor: float = 1.0
     times: int = 1
     steps_scheduler_by: int = 1
+    has_in_flight: bool = False
     without: tuple[str, ...] = ()
     load: Callable[[Built, Path], object] | None = None
     after_load: Callable[[Built], object] | None = None
@@ -104,7 +106,7 @@ class Built:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         arguments = {"global_batch": GLOBAL_BATCH, "microbatch": 2, "ledger": context.ledger, **parts.options}
         self.loader = ResumableLoader(make_data(), **arguments)
-        state = {
+        state: dict[str, Any] = {
             "average": self.average,
             "teacher": self.teacher,
             "model": model,
@@ -113,6 +115,8 @@ class Built:
             "scaler": self.scaler,
             "rng": RandomStates(self.loader, on_change="reseed"),
         }
+        if parts.has_in_flight:
+            state["in_flight"] = InFlightGradients(model, self.loader)
         self.examples = make_data(parts.example_seed)[:4]
         self.job = Job(
             state={name: part for name, part in state.items() if name not in parts.without},
@@ -185,6 +189,24 @@ def save_and_record(folder: str, kind: str = "fsdp", num_repeats: int = 2) -> li
     built.loader.close()
     names = ["control", *(f"repeat-{number}" for number in range(num_repeats))]
     return [rehearse(build(parts), f"{folder}/checkpoint", record=f"{folder}/{name}.jsonl").to_text() for name in names]
+
+
+def save_inside_and_record(folder: str, parts: Parts) -> list[str]:
+    """The same of a checkpoint that was saved after the first microbatch of an update."""
+    built = Built(parts, Context(folder=Path(folder)))
+    for microbatch in built.loader:
+        built.accumulate(microbatch)
+        if microbatch.update == BEFORE:
+            break
+        if microbatch.is_last:
+            built.step(nullcontext)
+            built.loader.commit()
+    save_checkpoint(f"{folder}/checkpoint", built.job.state, loader=built.loader, probe=built.job.probe)
+    built.loader.close()
+    return [
+        rehearse(build(parts), f"{folder}/checkpoint", record=f"{folder}/{name}.jsonl").to_text()
+        for name in ("control", "repeat-0")
+    ]
 
 
 def rehearse_here(folder: str, parts: Parts, **options: Any) -> Verdict:

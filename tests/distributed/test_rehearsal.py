@@ -17,7 +17,15 @@ from resumable_data.order import Shuffle
 from resumable_data.validation import Verdict
 from resumable_data.validation.checks import CHECKS
 from tests.distributed.ranks import launch_ranks, run_ranks
-from tests.distributed.rehearsed import Built, Parts, clean, fail_alone, rehearse_here, save_and_record
+from tests.distributed.rehearsed import (
+    Built,
+    Parts,
+    clean,
+    fail_alone,
+    rehearse_here,
+    save_and_record,
+    save_inside_and_record,
+)
 
 
 def only_model(built: Built, path: Path) -> None:
@@ -220,6 +228,20 @@ def test_other_moves_are_promoted(tmp_path: Path, kind: str, source: int, target
     """To more ranks, to a number that divides nothing, and under DDP."""
     run_ranks(save_and_record, source, str(tmp_path), kind)
     check_clean(run_ranks(clean, target, str(tmp_path), kind), source, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_in_flight", [False, True])
+def test_a_move_inside_an_update_is_promoted(tmp_path: Path, has_in_flight: bool) -> None:
+    """Saved on 2 ranks after a microbatch, with its gradients and without: nothing is replayed on 3."""
+    parts = Parts(has_in_flight=has_in_flight)
+    recorded = run_ranks(save_inside_and_record, 2, str(tmp_path), parts)
+    assert all(text.startswith("PASSED") for text in recorded[0]), recorded[0]
+    verdicts = run_ranks(rehearse_here, 3, str(tmp_path), parts)
+    check_clean(verdicts, 2, 3, 1)
+    coverage = verdicts[0].check("coverage")
+    assert coverage is not None
+    assert coverage.summary.count(f"proven: {12 * (25 + has_in_flight)} samples") == 2
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,9 +151,9 @@ class Job:
         """The optimizers of the state, by name."""
         return {name: part for name, part in self.state.items() if isinstance(part, Optimizer)}
 
-    @property
+    @cached_property
     def model(self) -> Module:
-        """The model that is trained: that of all optimizers.
+        """The model that is trained: that of all optimizers. Found once: under FSDP2, a forward hides their shards.
 
         Raises:
             UsageError: An optimizer's parameters are those of no model in the state, or several models are trained.
