@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xxhash
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
 from resumable_data.checkpoint.probe_file import MAX_PROBE_BYTES, ProbeRecord
+from resumable_data.checkpoint.program import reshard
 from resumable_data.checkpoint.random_states import kept_random_states
 from resumable_data.errors import UsageError
 
@@ -95,9 +95,8 @@ def evaluating(models: Iterable[Module]) -> Iterator[None]:
         finally:
             for module, is_training in modes:
                 module.training = is_training
-            for module, _ in modes:
-                if isinstance(module, FSDPModule):  # a root stays gathered after a forward
-                    module.reshard()
+            for model in models:
+                reshard(model)
 
 
 def coarsest_dtype(logits: torch.Tensor, models: Iterable[Module]) -> str:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -162,6 +163,8 @@ class Program:
 
     def __init__(self, parts: Mapping[str, Any], loader: ResumableLoader | None = None) -> None:
         models = [part for part in parts.values() if isinstance(part, Module)]
+        for model in models:
+            reshard(model)
         self.gradients = {name: part for name, part in parts.items() if isinstance(part, InFlightGradients)}
         _check_gradients(self.gradients, loader)
         others = {name: part for name, part in parts.items() if name not in self.gradients}
@@ -233,7 +236,7 @@ def _part(name: str, part: Any, models: list[Module]) -> Part:
     if isinstance(part, Module):
         return ModelPart(part)
     if isinstance(part, Optimizer):
-        return OptimizerPart(_model_of(name, part, models), part)
+        return OptimizerPart(model_of(name, part, models), part)
     if isinstance(part, RandomStates):
         return RandomPart(part)
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
@@ -241,8 +244,22 @@ def _part(name: str, part: Any, models: list[Module]) -> Part:
     return ValuePart(part)
 
 
-def _model_of(name: str, optimizer: Optimizer, models: list[Module]) -> Module:
-    """The model whose parameters an optimizer has."""
+def reshard(model: Module) -> None:
+    """Let a model under FSDP2 have its shards for parameters, as the optimizer has. To be called on all processes.
+
+    After a forward without a backward, an evaluation, say, the root's are gathered.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def model_of(name: str, optimizer: Optimizer, models: list[Module]) -> Module:
+    """The model whose parameters an optimizer has.
+
+    Raises:
+        UsageError: There is none among `models`, or several.
+    """
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     holds = [model for model in models if own <= {id(parameter) for parameter in model.parameters()}]
     if len(holds) != 1:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _STATE = {COMPLETE: PASSED, VIOLATED: FAILED, STATE_WARM_START: WARM_START}
 _GLOBAL_BATCH = "global_batch"
+_DTYPE = "dtype"
 
 
 def judge_move(
@@ -106,11 +107,16 @@ def check_of_declarations(
 
 
 def check_of_state(report: StateReport, allow: Collection[str] = ()) -> Check:
-    """Whether all of the state is there. The global batch is for another check."""
+    """Whether all of the state is there, in the dtypes that were saved unless ``"dtype"`` is allowed.
+
+    The global batch is for another check.
+    """
     batch = "RD956" if _GLOBAL_BATCH in allow else ""
     found = tuple(one for one in report.findings if one.code != batch)
     verdict = report.verdict if len(found) == len(report.findings) else judge_state(found)
     summary = f"{verdict}: {report.tensors} tensors and {report.values} plain values compared"
+    if _DTYPE not in allow and any(one.code == "RD944" for one in found):
+        return Check.of("state", FAILED, f'{summary}; cast, which nobody declared: allow "{_DTYPE}"', found)
     return Check.of("state", _STATE.get(verdict, UNPROVEN), summary, found)
 
 

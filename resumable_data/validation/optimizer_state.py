@@ -73,19 +73,22 @@ class StepWatch:
         self.is_skipped = self._num_calls == calls or (bool(now) and now == counters)
 
     def counters(self) -> list[int]:
-        """The step counters of all parameters that have state; waits for the device where they are there."""
-        found = [
-            state["step"] for state in self._optimizer.state.values() if isinstance(state, dict) and "step" in state
-        ]
-        on_device = [one for one in found if isinstance(one, torch.Tensor)]
-        numbers = [int(one) for one in found if not isinstance(one, torch.Tensor)]
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for one in on_device:
-            by_device.setdefault(one.device, []).append(one.reshape(()))
-        for tensors in by_device.values():
-            numbers += [int(number) for number in torch.stack(tensors).tolist()]
-        return numbers
+        """The step counters of the optimizer, see `step_counters`."""
+        return step_counters(self._optimizer)
 
     def close(self) -> None:
         """Stop watching."""
         self._handle.remove()
+
+
+def step_counters(optimizer: torch.optim.Optimizer) -> list[int]:
+    """The step counters of all parameters that have state; waits for the device where they are there."""
+    found = [state["step"] for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
+    on_device = [one for one in found if isinstance(one, torch.Tensor)]
+    numbers = [int(one) for one in found if not isinstance(one, torch.Tensor)]
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for one in on_device:
+        by_device.setdefault(one.device, []).append(one.reshape(()))
+    for tensors in by_device.values():
+        numbers += [int(number) for number in torch.stack(tensors).tolist()]
+    return numbers

@@ -159,6 +159,7 @@ _BATCH = (
 )
 _NO_LOGITS = "forward results from before the save: no logits were compared"
 _NO_BOUNDARY = "what happens at a boundary of logging and at one of evaluation: not both were crossed"
+_OTHER_MODELS = "what the window makes of models beside the one that is trained: a trace is of that one"
 _SYNTHETIC = "anything about the real checkpoint: this one was made for the exercise"
 
 
@@ -192,6 +193,7 @@ def make_verdict(
     not_proven = [*_NEVER_PROVEN, _about_batch(saved, now)]
     not_proven += [_NO_LOGITS] if by_name.get("logits") != PASSED else []
     not_proven += [_NO_BOUNDARY] if by_name.get("boundaries") != PASSED else []
+    not_proven += [_OTHER_MODELS] if now is not None and len(now.models) > 1 else []
     not_proven += [_SYNTHETIC] if is_synthetic else []
     return Verdict(
         verdict=verdict,

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resumable_data.checkpoint.manifest import write_whole
-from resumable_data.errors import CheckpointError, DeviationError, TraceError, UsageError
-from resumable_data.ledger.frames import shown
-from resumable_data.ledger.layout import WATCH_NAME, attempt_name
+from resumable_data.errors import DeviationError, UsageError
 from resumable_data.loader.agreement import gather_numbers
-from resumable_data.validation.compare import compare_traces, traced_run
+from resumable_data.validation.compare import traced_run
 from resumable_data.validation.findings import PASS
 from resumable_data.validation.limits import MIN_UPDATES, check_limits
 from resumable_data.validation.trace import Trace
 from resumable_data.validation.update_recorder import UpdateRecorder
+from resumable_data.validation.watch_control import Control
 from resumable_data.validation.watch_coverage import OrderWatch
+from resumable_data.validation.watch_file import ReportFile
 from resumable_data.validation.watch_report import (
     COMPLETE,
     INTERRUPTED,
@@ -36,10 +34,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from resumable_data.loader import Microbatch, ResumableLoader
-    from resumable_data.validation.comparison import TraceComparison
     from resumable_data.validation.trace import UpdateRecord
-
-    TraceLike = Trace | str | os.PathLike[str]
+    from resumable_data.validation.watch_control import TraceLike
 
 ON_VIOLATION_CHOICES = ("log", "raise")
 _logger = logging.getLogger(__name__)
@@ -75,25 +71,20 @@ class Watch(UpdateRecorder):
         if isinstance(updates, bool) or not isinstance(updates, int) or updates < 1:
             raise UsageError(f"updates must be an integer above 0, got {updates!r}")
         check_limits(limits or {})
-        self._ledger = loader._settings.ledger
-        if path is None and self._ledger is None:
-            raise UsageError(
-                "expected a loader with a ledger, beside whose claim the report is written, or path=; found neither. "
-                "Nothing is watched."
-            )
+        self._file = ReportFile(path, loader._settings.ledger)
         super().__init__(loader, model, optimizer, **options)
-        self._path, self._raises, self._wanted = path, on_violation == "raise", updates
-        self._first_update = first_update
-        self._options: dict[str, Any] = {"limits": limits, "min_updates": updates}
-        self._control: Trace | None = None
-        self._repeats: tuple[Trace, ...] = ()
-        self._control_error = ""
-        if self._is_first and control is not None:
-            self._read_control(control, repeats)
+        self._raises, self._wanted = on_violation == "raise", updates
+        self._control = Control(
+            control if self._is_first else None,
+            repeats,
+            first_update=first_update,
+            limits=limits,
+            min_updates=updates,
+        )
         self._records: list[UpdateRecord] = []
         self._order = OrderWatch(loader)
         self._attempt = 0
-        self._is_over = self._is_told = self._is_broken = False
+        self._is_over = self._is_told = False
         self.report: WatchReport | None = None
 
     def add(self, microbatch: Microbatch, loss: torch.Tensor | None) -> None:
@@ -102,8 +93,8 @@ class Watch(UpdateRecorder):
             return
         super().add(microbatch, loss)
         assert self._open is not None
-        if not self._open.is_whole and self._first_update == microbatch.update:
-            self._first_update += 1  # it was begun elsewhere, and cannot be compared
+        if not self._open.is_whole:
+            self._control.leave_out(microbatch.update)
 
     @contextmanager
     def optimizer_step(self) -> Iterator[None]:
@@ -127,20 +118,6 @@ class Watch(UpdateRecorder):
             self._tell(f"closed after {len(self._records)} of {self._wanted} updates")
         self._end()
 
-    def _read_control(self, control: TraceLike, repeats: Sequence[TraceLike]) -> None:
-        """The traces to compare with. One that cannot be used must not end a run that goes on: there is then none."""
-        try:
-            self._control = control if isinstance(control, Trace) else Trace.read(control)
-            self._repeats = tuple(one if isinstance(one, Trace) else Trace.read(one) for one in repeats)
-            if self._first_update is None and self._control.updates:
-                self._first_update = self._control.updates[0].update
-        except TraceError as error:
-            self._forget_control(error)
-
-    def _forget_control(self, error: Exception) -> None:
-        self._control, self._control_error = None, str(error)
-        _logger.error("the updates after the move cannot be compared, there is no control: %s", error)
-
     def _take(self, record: UpdateRecord) -> None:
         attempt = self._loader._session._recording.attempt
         last = self._records[-1].update if self._records else record.update - 1
@@ -162,7 +139,7 @@ class Watch(UpdateRecorder):
                 f"expected update {record.update} to be the control's and its samples the order's; the first process "
                 f"says that it is not{f' ({alarm.quantity} of update {alarm.update})' if alarm else ''}. The step was "
                 "taken and not committed. Go back to the checkpoint of before the move; the report is "
-                f"{shown(self._report_path() or 'in memory only')}."
+                f"{self._file.shown(self._attempt)}."
             )
 
     def _is_wrong_anywhere(self, is_wrong: bool) -> bool:
@@ -174,7 +151,7 @@ class Watch(UpdateRecorder):
         if not self._is_first:
             return
         self.report = self._make_report(interruption)
-        self._write(self.report)
+        self._file.write(self.report)
         alarm = self.report.first_alarm
         if alarm is not None and not self._is_told:
             self._is_told = True
@@ -183,7 +160,7 @@ class Watch(UpdateRecorder):
                 "The report: %s",
                 alarm.quantity,
                 alarm.update,
-                shown(self._report_path() or "in memory only"),
+                self._file.shown(self._attempt),
             )
         if interruption:
             _logger.warning("the watch over the updates after the move proves nothing: %s", interruption)
@@ -191,7 +168,7 @@ class Watch(UpdateRecorder):
     def _make_report(self, interruption: str) -> WatchReport:
         header = self._header()
         candidate = Trace(path="the watched run", header=header, updates=tuple(self._records))
-        comparison, coverage = self._compare(candidate), self._order.coverage
+        comparison, coverage = self._control.compare(candidate), self._order.coverage
         verdict = judge_watch(comparison, coverage)
         is_complete = len(self._records) == self._wanted
         speed = traced_run(candidate, self._records).samples_per_device_s
@@ -209,40 +186,9 @@ class Watch(UpdateRecorder):
             throughput=DeviceThroughput(control=before, candidate=speed),
             first_alarm=first_alarm(comparison, coverage),
             interruption=interruption,
-            control_error=self._control_error,
+            control_error=self._control.error,
             comparison=comparison,
         )
-
-    def _compare(self, candidate: Trace) -> TraceComparison | None:
-        if self._control is None:
-            return None
-        try:
-            return compare_traces(
-                self._control, candidate, repeats=self._repeats, first_update=self._first_update, **self._options
-            )
-        except UsageError as error:
-            self._forget_control(error)
-            return None
-
-    def _report_path(self) -> Path | None:
-        """Where the report is; None where no attempt could be claimed."""
-        if self._path is not None:
-            return Path(self._path)
-        assert self._ledger is not None
-        return self._ledger.path / attempt_name(self._attempt) / WATCH_NAME if self._attempt else None
-
-    def _write(self, report: WatchReport) -> None:
-        """Trouble with the file must not end training: it is logged once, and the report stays in memory."""
-        path = self._report_path()
-        if path is None or self._is_broken:
-            return
-        try:
-            if self._path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path.parent, path.name, report.to_json())
-        except (OSError, CheckpointError) as error:
-            self._is_broken = True
-            _logger.error("the report of the watch cannot be written to %s: %s", shown(path), error)
 
     def _end(self) -> None:
         self._is_over, self._open = True, None

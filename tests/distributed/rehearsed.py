@@ -1,8 +1,9 @@
-"""A small language model whose move to other ranks is rehearsed, spoiled in one way at a time."""
+"""A small language model, its average and its teacher, whose move is rehearsed, spoiled in one way at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from resumable_data.checkpoint import Probe, RandomStates, load_checkpoint, save_checkpoint
+from resumable_data.checkpoint import InFlightGradients, Probe, RandomStates, load_checkpoint, save_checkpoint
 from resumable_data.loader import Microbatch, ResumableLoader
 from resumable_data.validation import Context, Job, Verdict, rehearse
 
@@ -32,13 +34,14 @@ class Model(nn.Module):
         self.embed = nn.Embedding(WORDS, width)
         self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
         self.norm = nn.LayerNorm(width)
+        self.register_buffer("scale", torch.linspace(0.9, 1.1, width))
         self.dropout = nn.Dropout(0.0)
         self.head = nn.Linear(width, WORDS, bias=False)
         self.head.weight = self.embed.weight
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         hidden = self.embed(words)
-        inner = self.second(torch.nn.functional.gelu(self.first(hidden)))
+        inner = self.second(torch.nn.functional.gelu(self.first(hidden))) * self.scale
         logits: torch.Tensor = self.head(self.dropout(self.norm(hidden + inner)))
         return logits
 
@@ -57,12 +60,13 @@ class Parts:
     kind: str = "fsdp"
     options: dict[str, Any] = field(default_factory=dict)
     is_tied: bool = True
-    dtype: torch.dtype = torch.float32
+    scale_dtype: torch.dtype = torch.float32
     example_seed: int = 5
     evaluation_dropout: float = 0.0
     factor: float = 1.0
     times: int = 1
     steps_scheduler_by: int = 1
+    has_in_flight: bool = False
     without: tuple[str, ...] = ()
     load: Callable[[Built, Path], object] | None = None
     after_load: Callable[[Built], object] | None = None
@@ -74,18 +78,24 @@ class Built:
     def __init__(self, parts: Parts, context: Context) -> None:
         self.parts = parts
         model: Any = Model(WIDTH // 2 if context.is_synthetic else WIDTH)
+        model.scale = model.scale.to(parts.scale_dtype)
         if not parts.is_tied:
             model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
-        if parts.kind == "ddp":
-            model = DistributedDataParallel(model)
-        elif parts.kind == "tp":
+        self.teacher = Model(WIDTH // 2).requires_grad_(False).eval()
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        both: tuple[Any, Any] = model, self.average.module
+        if parts.kind == "tp":
             mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-            parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
-            fully_shard(model, mesh=mesh["dp"])
             parts = replace(parts, options={"mesh": mesh, "data_axes": "dp", **parts.options})
+            for one in both:
+                parallelize_module(one, mesh["tp"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+                fully_shard(one, mesh=mesh["dp"])
         elif parts.kind == "fsdp":
-            fully_shard(model.first)
-            fully_shard(model)
+            for one in both:
+                fully_shard(one.first)
+                fully_shard(one)
+        elif parts.kind == "ddp":
+            model = DistributedDataParallel(model)
         self.model: Any = model
         decayed = [one for one in model.parameters() if one.ndim > 1]
         rest = [one for one in model.parameters() if one.ndim <= 1]
@@ -96,13 +106,17 @@ class Built:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         arguments = {"global_batch": GLOBAL_BATCH, "microbatch": 2, "ledger": context.ledger, **parts.options}
         self.loader = ResumableLoader(make_data(), **arguments)
-        state = {
+        state: dict[str, Any] = {
+            "average": self.average,
+            "teacher": self.teacher,
             "model": model,
             "optimizer": self.optimizer,
             "scheduler": schedule,
             "scaler": self.scaler,
             "rng": RandomStates(self.loader, on_change="reseed"),
         }
+        if parts.has_in_flight:
+            state["in_flight"] = InFlightGradients(model, self.loader)
         self.examples = make_data(parts.example_seed)[:4]
         self.job = Job(
             state={name: part for name, part in state.items() if name not in parts.without},
@@ -129,7 +143,8 @@ class Built:
     def losses(self, words: torch.Tensor, dropout: float = 0.0) -> torch.Tensor:
         logits = nn.functional.dropout(self.model(words[:, :-1]), dropout)
         of_words = nn.functional.cross_entropy(logits.transpose(1, 2), words[:, 1:], reduction="none")
-        losses: torch.Tensor = of_words.mean(1)
+        apart = (logits - self.teacher(words[:, :-1])).square().mean((1, 2))
+        losses: torch.Tensor = of_words.mean(1) + 0.01 * apart
         return losses
 
     def accumulate(self, microbatch: Microbatch) -> torch.Tensor:
@@ -148,6 +163,7 @@ class Built:
         for _ in range(self.parts.steps_scheduler_by):
             self.scheduler.step()
         self.optimizer.zero_grad()
+        self.average.update_parameters(self.model)
         return True
 
     def evaluate(self) -> float:
@@ -175,6 +191,24 @@ def save_and_record(
     built.loader.close()
     names = ["control", *(f"repeat-{number}" for number in range(num_repeats))]
     return [rehearse(build(parts), f"{folder}/checkpoint", record=f"{folder}/{name}.jsonl").to_text() for name in names]
+
+
+def save_inside_and_record(folder: str, parts: Parts) -> list[str]:
+    """The same of a checkpoint that was saved after the first microbatch of an update."""
+    built = Built(parts, Context(folder=Path(folder)))
+    for microbatch in built.loader:
+        built.accumulate(microbatch)
+        if microbatch.update == BEFORE:
+            break
+        if microbatch.is_last:
+            built.step(nullcontext)
+            built.loader.commit()
+    save_checkpoint(f"{folder}/checkpoint", built.job.state, loader=built.loader, probe=built.job.probe)
+    built.loader.close()
+    return [
+        rehearse(build(parts), f"{folder}/checkpoint", record=f"{folder}/{name}.jsonl").to_text()
+        for name in ("control", "repeat-0")
+    ]
 
 
 def rehearse_here(folder: str, parts: Parts, **options: Any) -> Verdict:

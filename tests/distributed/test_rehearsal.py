@@ -10,17 +10,27 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from resumable_data.checkpoint import load_checkpoint
 from resumable_data.order import Shuffle
 from resumable_data.validation import Verdict
 from resumable_data.validation.checks import CHECKS
 from tests.distributed.ranks import launch_ranks, run_ranks
-from tests.distributed.rehearsed import Built, Parts, clean, fail_alone, rehearse_here, save_and_record
+from tests.distributed.rehearsed import (
+    Built,
+    Parts,
+    clean,
+    fail_alone,
+    rehearse_here,
+    save_and_record,
+    save_inside_and_record,
+)
 
 
 def only_model(built: Built, path: Path) -> None:
-    load_checkpoint(path, {"model": built.model}, allow={"only_in_checkpoint"})
+    models = {name: built.job.state[name] for name in ("model", "average", "teacher")}
+    load_checkpoint(path, models, allow={"only_in_checkpoint"})
 
 
 def without_optimizer(built: Built, path: Path) -> None:
@@ -69,6 +79,10 @@ def load_halved(built: Built, path: Path) -> None:
     load_checkpoint(path, built.job.state, loader=built.loader, allow={"global_batch"})
 
 
+def load_cast(built: Built, path: Path) -> None:
+    load_checkpoint(path, built.job.state, loader=built.loader, allow={"dtype"})
+
+
 def read_cursor(path: Path) -> Any:
     from resumable_data.checkpoint.manifest import read_manifest
 
@@ -95,10 +109,14 @@ SABOTAGES: dict[str, tuple[Parts, str, str]] = {
     "step counter off by one": (Parts(after_load=lambda b: [s["step"].add_(1) for s in states(b)]), "state", "RD949"),
     "scheduler one ahead": (Parts(after_load=lambda built: built.scheduler.step()), "state", "RD949"),
     "scheduler counting microbatches": (Parts(steps_scheduler_by=3), "counters", "RD986"),
+    "average not loaded": (Parts(load=all_but("average")), "state", "RD945"),
+    "another teacher": (Parts(after_load=lambda built: built.teacher.first.bias.add_(1)), "state", "RD945"),
     "loss scaler lost": (Parts(load=all_but("scaler")), "state", "RD948"),
     "random states lost": (Parts(without=("rng",), load=all_but()), "state", "RD954"),
     "untied embedding": (Parts(is_tied=False), "load", "RD972"),
-    "one weight in another dtype": (Parts(after_load=round_weight), "state", "RD945"),
+    "one weight rounded": (Parts(after_load=round_weight), "state", "RD945"),
+    "a buffer in bfloat16, refused": (Parts(scale_dtype=torch.bfloat16), "load", "RD972"),
+    "a buffer in bfloat16": (Parts(scale_dtype=torch.bfloat16, load=load_cast), "state", "RD944"),
     "a moment that is not a number": (
         Parts(after_load=lambda built: states(built)[1]["exp_avg_sq"].fill_(float("nan"))),
         "state",
@@ -132,6 +150,7 @@ FAST = (
     "loss weight off by dp size",
     "dropout active in evaluation",
     "evaluation data changed",
+    "a buffer in bfloat16",
     "ledger of the run",
 )
 
@@ -209,6 +228,20 @@ def test_other_moves_are_promoted(tmp_path: Path, kind: str, source: int, target
     """To more ranks, to a number that divides nothing, and under DDP."""
     run_ranks(save_and_record, source, str(tmp_path), kind)
     check_clean(run_ranks(clean, target, str(tmp_path), kind), source, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_in_flight", [False, True])
+def test_a_move_inside_an_update_is_promoted(tmp_path: Path, has_in_flight: bool) -> None:
+    """Saved on 2 ranks after a microbatch, with its gradients and without: nothing is replayed on 3."""
+    parts = Parts(has_in_flight=has_in_flight)
+    recorded = run_ranks(save_inside_and_record, 2, str(tmp_path), parts)
+    assert all(text.startswith("PASSED") for text in recorded[0]), recorded[0]
+    verdicts = run_ranks(rehearse_here, 3, str(tmp_path), parts)
+    check_clean(verdicts, 2, 3, 1)
+    coverage = verdicts[0].check("coverage")
+    assert coverage is not None
+    assert coverage.summary.count(f"proven: {12 * (25 + has_in_flight)} samples") == 2
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from resumable_data.checkpoint.collective import rank_and_size
+from resumable_data.checkpoint.program import model_of
 from resumable_data.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class Job:
     """A training job: what it is made of, and its own code for a microbatch and for a step.
 
     Attributes:
-        state: As for `save_checkpoint`: one model, one optimizer, schedulers, scaler and others by name.
+        state: As for `save_checkpoint`: the model, its optimizer, schedulers, scaler and others by name. Models that
+            are not trained may be beside it, an average of its weights, say, or a teacher.
         loader: The loader.
         accumulate: Takes a microbatch: forward and backward. Returns what backward was called on, without a scaler's
             factor; None on stages of a pipeline that compute no loss.
@@ -87,6 +90,8 @@ class Job:
         prepare: Takes each update before its microbatches, say to call `Update.set_targets`.
         load: Loads a checkpoint in the job's own way, a migration of its own included; `load_checkpoint` where None.
         dtype: As for `TraceRecorder`.
+        traced_optimizer: The name of one of several optimizers of the model; a trace holds its learning rates and step
+            counters, and the gradients and the change of all of the model. Not needed where there is one.
     """
 
     state: dict[str, Any]
@@ -101,6 +106,7 @@ class Job:
     prepare: Callable[[Update], object] | None = None
     load: Callable[[Path], object] | None = None
     dtype: str | None = None
+    traced_optimizer: str | None = None
     evaluations: list[float] = field(default_factory=list)
     """What `evaluate` returned at each boundary."""
 
@@ -141,16 +147,49 @@ class Job:
         return [part for part in self.state.values() if isinstance(part, Module)]
 
     @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers of the state, by name."""
+        return {name: part for name, part in self.state.items() if isinstance(part, Optimizer)}
+
+    @cached_property
     def model(self) -> Module:
-        """The model."""
-        model: Module = self._one(Module, "model")
-        return model
+        """The model that is trained: that of all optimizers. Found once: under FSDP2, a forward hides their shards.
+
+        Raises:
+            UsageError: An optimizer's parameters are those of no model in the state, or several models are trained.
+        """
+        found = [model_of(name, part, self.models) for name, part in self.optimizers.items()]
+        if not found or any(one is not found[0] for one in found):
+            raise UsageError(
+                f"expected a job that trains one model, found optimizers {[*self.optimizers] or 'none'} of "
+                f"{len({*map(id, found)})} models in its state. A trace is of one model: what the others do in the "
+                "window would not be compared. Nothing was rehearsed; put models that are trained together into one "
+                "module, with optimizers for parts of it, or hold the state alone against a checkpoint with "
+                "check_state()."
+            )
+        return found[0]
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer."""
-        optimizer: Optimizer = self._one(Optimizer, "optimizer")
-        return optimizer
+        """The optimizer whose settings a trace holds.
+
+        Raises:
+            UsageError: There are several, and none of them is named; or none is there of that name.
+        """
+        name = self.traced_optimizer or next(iter(self.optimizers), None)
+        if name not in self.optimizers or (self.traced_optimizer is None and len(self.optimizers) > 1):
+            raise UsageError(
+                f"expected one optimizer in the job's state, or Job.traced_optimizer= to name one of them; found "
+                f"{[*self.optimizers] or 'none'}, and {self.traced_optimizer!r} named. A trace holds the learning "
+                "rates and step counters of one. Nothing was rehearsed; name the one of most of the parameters."
+            )
+        return self.optimizers[name]
+
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        """The scheduler of that optimizer, the first where there are several; None without one."""
+        own = [part for part in self.schedulers.values() if part.optimizer is self.optimizer]
+        return next(iter([*own, *self.schedulers.values()]), None)
 
     @property
     def schedulers(self) -> dict[str, LRScheduler]:
@@ -161,15 +200,6 @@ class Job:
     def scaler(self) -> Any:
         """The gradient scaler; None without one."""
         return next((part for part in self.state.values() if isinstance(part, torch.amp.GradScaler)), None)
-
-    def _one(self, kind: type[Any], what: str) -> Any:
-        found = [name for name, part in self.state.items() if isinstance(part, kind)]
-        if len(found) != 1:
-            raise UsageError(
-                f"expected a job of one {what}, found {found or 'none'} in its state. A trace is of one model and one "
-                "optimizer. Nothing was rehearsed; put what belongs together into one module, or rehearse each apart."
-            )
-        return self.state[found[0]]
 
     def averaged_over(self) -> int | None:
         """How many ranks the model averages gradients over; None where it does not say."""

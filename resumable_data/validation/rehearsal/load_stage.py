@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def build_job(build: Callable[[Context], Job], context: Context) -> Job:
-    """The job, of one model and one optimizer.
+    """The job, that trains one model.
 
     Raises:
         UsageError: What ``build()`` returned is no such job.
@@ -111,6 +111,13 @@ def detach(loader: ResumableLoader) -> None:
         loader.load_state_dict(msgspec.structs.replace(loader.cursor, attempt=0))
 
 
+def detach_after_part(loader: ResumableLoader) -> None:
+    """The same after the update that was begun before the checkpoint: its ledger would lack that part. Collective."""
+    if ledger_of(loader) is not None:
+        loader.check_agreement()  # the cursor's digest stands for all that is not in the ledger
+        detach(loader)
+
+
 def check_dry(job: Job) -> tuple[list[Check], ProbeRecord | None]:
     """Evaluation, and forward and backward without a step: that these change nothing, and are the same twice.
 
@@ -167,8 +174,9 @@ def _kept_statistics(job: Job) -> Iterator[None]:
 def _plain(job: Job) -> dict[str, str]:
     """What counts and what is set, which no digest of tensors tells."""
     found = {f"{name}.last_epoch": str(getattr(part, "last_epoch", None)) for name, part in job.schedulers.items()}
-    groups = job.optimizer.param_groups
-    found |= {f"learning rate of group {number}": repr(float(group["lr"])) for number, group in enumerate(groups)}
+    for name, optimizer in job.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            found[f"{name}: learning rate of group {number}"] = repr(float(group["lr"]))
     return found | {"cursor": str(job.loader.cursor.updates)}
 
 

@@ -17,7 +17,7 @@ from resumable_data.checkpoint.run_manifest import RunManifest, read_run_manifes
 from resumable_data.validation.batches import changed_batch
 from resumable_data.validation.checks import FAILED, WARM_START, Check
 from resumable_data.validation.recorder import TraceRecorder
-from resumable_data.validation.rehearsal import load_stage, update_stage, window_stage
+from resumable_data.validation.rehearsal import load_stage, samples, update_stage, window_stage
 from resumable_data.validation.rehearsal.files import check_files
 from resumable_data.validation.rehearsal.gate import Failure, Gate, StoppedError
 from resumable_data.validation.rehearsal.job import Context, Job
@@ -183,6 +183,8 @@ class _Rehearsal:
             loop = job.train(recorder)
             if not is_first:
                 self._try("step", lambda: next(loop, None))
+                self._try("step", lambda: load_stage.detach_after_part(job.loader))
+                loop = job.train(recorder)
             self._now = self._try("batch", lambda: self._capture(job))
             before = update_stage.Counts.of(job)
             self._try("step", lambda: next(loop, None))
@@ -210,18 +212,19 @@ class _Rehearsal:
             ended = finding("RD985", "window", expected="an update", found="the run is over, or nothing was recorded")
             return [batch, Check.of("step", FAILED, "no update", [ended])]
         record: UpdateRecord = records[-1]
-        samples = update_stage.check_samples(
+        read = samples.check_samples(
             record,
             before.cursor,
             self._cursor,
             options.declaration.continuity,
+            job.loader,
             is_first=is_first,
             is_warm=self._is_warm,
-            epochs=job.loader._settings.epochs,
+            discarded=0 if self._saved is None else self._saved.phase,
         )
-        checks = [batch, samples, update_stage.check_step(record)]
+        checks = [batch, read, update_stage.check_step(record)]
         checks += [update_stage.check_counters(record, before, after)]
-        if options.control is not None and not self._is_warm and samples.status != WARM_START:
+        if options.control is not None and not self._is_warm and read.status != WARM_START:
             checks.append(window_stage.check_first_update(trace, options, changed_batch(self._saved, self._now)))
         return checks
 
@@ -277,9 +280,8 @@ class _Rehearsal:
 
 
 def _recorder(job: Job, trace: Path) -> TraceRecorder:
-    scheduler = next(iter(job.schedulers.values()), None)
     return TraceRecorder(
-        trace, job.loader, job.model, job.optimizer, scheduler=scheduler, scaler=job.scaler, dtype=job.dtype
+        trace, job.loader, job.model, job.optimizer, scheduler=job.scheduler, scaler=job.scaler, dtype=job.dtype
     )
 
 

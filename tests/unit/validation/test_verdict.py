@@ -18,7 +18,7 @@ from resumable_data.validation.checks import CHECKS, Check
 from resumable_data.validation.comparison import Compared, TraceComparison, TracedRun
 from resumable_data.validation.findings import KINDS as TRACES
 from resumable_data.validation.findings import TraceFinding
-from resumable_data.validation.judging import judge_move
+from resumable_data.validation.judging import check_of_state, judge_move
 from resumable_data.validation.state_findings import KINDS as STATES
 from resumable_data.validation.state_findings import state_finding
 from resumable_data.validation.state_report import StateReport, judge_state
@@ -222,6 +222,15 @@ def test_declared_replays_are_no_failure() -> None:
         declaration = Declaration(continuity=Continuity(kind="bounded", replayed=bound))
         verdict = judge_move("c", state=STATE, saved=RUN, now=RUN, trace=TRACE, audit=replayed, declaration=declaration)
         assert verdict.verdict == expected
+
+
+def test_a_cast_must_be_declared() -> None:
+    """The state is whole, in another dtype: that is a finding of the state unless it is allowed by name."""
+    cast = state_finding("RD944", ["model.weight"], expected="float32", found="bfloat16")
+    report = msgspec.structs.replace(STATE, findings=(cast,))
+    assert check_of_state(report).status == "failed"
+    assert "nobody declared" in check_of_state(report).summary
+    assert check_of_state(report, {"dtype"}).status == "passed"
 
 
 def test_a_warm_start_gets_an_identity_and_a_record() -> None:
