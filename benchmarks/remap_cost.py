@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from statistics import median
@@ -106,7 +107,7 @@ def planning() -> dict[str, Any]:
     order, found = Shuffle(10**12, seed=7), {}
     for num_replicas in (10**4, 10**6):
         plan = BatchPlan(global_batch=4 * num_replicas + 1, microbatch=2, num_replicas=num_replicas)
-        cases = {"rows": plan.shares, "samples": partial(_samples, plan, order)}
+        cases: dict[str, Callable[[], object]] = {"rows": plan.shares, "samples": partial(_samples, plan, order)}
         times = interleave(cases, 5)
         found[f"{num_replicas} ranks"] = {f"{name}_median_s": median(seconds) for name, seconds in times.items()}
     return found
