@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._measure import add_output_argument, report
+from benchmarks._store import NOT_INSTALLED
 from benchmarks.competitors._interface import Competitor, Job, RefusedError
 from benchmarks.competitors.launch import Launch, LaunchFailedError, launch, logs_of
 from benchmarks.competitors.registry import COMPETITORS, by_name, installed_version
@@ -115,7 +116,8 @@ def run_scenario(competitor: Competitor, scenario: Scenario, folder: Path) -> di
         launch(competitor, after)
     except RefusedError as error:
         return {"outcome": "refused", "why": str(error)}
-    return {"outcome": "read", **_count(logs_of([after] if at_end else [before, after]), scenario.length)}
+    counts = _count(logs_of([after] if at_end else [before, after]), scenario.length)
+    return {"outcome": "read", **counts, "empty_passes": int(any(after.log.glob("*.empty")))}
 
 
 def _count(logs: list[Path], length: int) -> dict[str, int]:
@@ -135,45 +137,49 @@ def _count(logs: list[Path], length: int) -> dict[str, int]:
     return counts
 
 
-def _run_one(competitor_name: str, scenario_name: str) -> None:
-    scenario = {one.name: one for one in SCENARIOS}[scenario_name]
-    folder = Path(tempfile.mkdtemp())
-    try:
+def _run_all(competitor: Competitor) -> dict[str, Any]:
+    """All scenarios of one loader in this process, which forks the ranks."""
+    answers: dict[str, Any] = {}
+    for scenario in SCENARIOS:
+        folder = Path(tempfile.mkdtemp())
         try:
-            answer = run_scenario(by_name(competitor_name), scenario, folder)
+            answers[scenario.name] = run_scenario(competitor, scenario, folder)
         except LaunchFailedError as error:
-            answer = {"outcome": "failed", "why": str(error)}
-        print("\n" + json.dumps(answer))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            answers[scenario.name] = {"outcome": "failed", "why": str(error)[-500:]}
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return answers
+
+
+def _run_apart(competitor: Competitor) -> dict[str, Any]:
+    """`_run_all` in a process of its own, or that the loader is not there."""
+    release = installed_version(competitor)
+    if release is None:
+        return {"outcome": NOT_INSTALLED}
+    command = [sys.executable, "-m", "benchmarks.data_after_a_move", "--one", competitor.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"outcome": "failed", "version": release, "why": done.stderr[-500:]}
+    return {"package": competitor.package, "version": release, **json.loads(lines[-1])}
 
 
 def main() -> None:
     """Run the benchmark and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="loaders whose name contains it")
-    parser.add_argument("--one", nargs=2, metavar=("LOADER", "SCENARIO"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", metavar="LOADER", help=argparse.SUPPRESS)
     add_output_argument(parser)
     arguments = parser.parse_args()
     if arguments.one:
-        _run_one(*arguments.one)
+        print("\n" + json.dumps(_run_all(by_name(arguments.one))))
         return
     results: dict[str, Any] = {}
     for competitor in COMPETITORS:
         if arguments.only not in competitor.name:
             continue
-        release = installed_version(competitor)
-        results[competitor.name] = {"how": competitor.how, "package": competitor.package, "version": release}
-        if release is None:
-            continue
-        for scenario in SCENARIOS:
-            command = [sys.executable, "-m", "benchmarks.data_after_a_move", "--one", competitor.name, scenario.name]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            lines = done.stdout.strip().splitlines()
-            is_answer = done.returncode == 0 and lines
-            answer = json.loads(lines[-1]) if is_answer else {"outcome": "failed", "why": done.stderr[-2000:]}
-            results[competitor.name][scenario.name] = answer
-    report("data_after_a_move", results, arguments.output)
+        results[competitor.name] = {"how": competitor.how, **_run_apart(competitor)}
+    report("data_after_a_move", results, arguments)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def main() -> None:
         command += ["--repeats", str(repeats), "--updates", str(arguments.updates)]
         subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"})
         results = json.loads((Path(folder) / "results.json").read_text())
-    report("end_to_end", results, arguments.output)
+    report("end_to_end", results, arguments)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main() -> None:
             timed = {name: partial(_run, case, num_batches) for name, case in cases.items()}
             seconds = interleave(timed, arguments.repeats)
             results[f"item {cost_s * 1e6:.0f} us, {num_workers} workers"] = summarise(seconds, reference="plain")
-    report("loader_overhead", results, arguments.output)
+    report("loader_overhead", results, arguments)
 
 
 def _run(case: Any, num_batches: int) -> float:

@@ -22,7 +22,8 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from benchmarks._measure import add_output_argument, interleave, report
+from benchmarks._measure import add_only_argument, add_output_argument, interleave, report
+from benchmarks._store import NOT_INSTALLED
 from benchmarks.competitors._interface import RefusedError
 from benchmarks.competitors.first_ids import WAYS, Move, Way
 from resumable_data.order import Shuffle
@@ -50,7 +51,7 @@ def measure(way: Way, move: Move) -> dict[str, Any]:
     try:
         way.run(warm_up)
     except ImportError as error:
-        return {"outcome": "not installed", "why": str(error)}
+        return {"outcome": NOT_INSTALLED, "why": str(error)}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     processor, start = time.process_time(), time.perf_counter()
     try:
@@ -122,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="a few of the cases")
-    parser.add_argument("--only", default="", help="loaders whose name contains it, and ours")
+    add_only_argument(parser)
     parser.add_argument("--one", nargs=2, metavar=("LOADER", "MOVE"), help=argparse.SUPPRESS)
     add_output_argument(parser)
     arguments = parser.parse_args()
@@ -130,12 +131,15 @@ def main() -> None:
         way = {one.name: one for one in WAYS}[arguments.one[0]]
         print(json.dumps(measure(way, Move(**json.loads(arguments.one[1])))))
         return
-    results: dict[str, Any] = {"planning": planning(), "moves": []}
+    results: dict[str, Any] = {"moves": {}}
+    if not arguments.only:
+        results["planning"] = planning()
     chosen = tuple(way for way in WAYS if way.run.__name__ == "ours" or arguments.only in way.name)
     for move in moves(SHORT if arguments.short else FULL):
         ways = tuple(way for way in chosen if not way.largest or move.length <= way.largest)
-        results["moves"].append({**vars(move), "loaders": compare(move, arguments.repeats, ways)})
-    report("remap_cost", results, arguments.output)
+        found = compare(move, arguments.repeats, ways)
+        results["moves"][move.name] = {name: one for name, one in found.items() if arguments.only in name}
+    report("remap_cost", results, arguments)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def main() -> None:
             for case in saved
         },
     }
-    report("resume_cost", results, arguments.output)
+    report("resume_cost", results, arguments)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ class Move:
     percent: int
 
     @property
+    def name(self) -> str:
+        return f"{self.length} samples, {self.before} to {self.after} ranks, {self.percent} %"
+
+    @property
     def global_batch(self) -> int:
         return self.before * self.batch_size
 

@@ -10,12 +10,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.competitors._interface import Competitor, Job, RefusedError
+from benchmarks.competitors._interface import Competitor, Job, Reader, RefusedError
 
 TIMEOUT_S = 120
 
@@ -26,8 +26,8 @@ class Launch:
 
     Attributes:
         job: What all ranks have in common; `Job.rank` is set for each.
-        stop_after: Steps to take; None for all of the epoch.
-        log: Folder of a log of each rank.
+        stop_after: Steps to take; None for all of the epoch, and of the next one where a pass gives nothing.
+        log: Folder of a log of each rank, and of a file ``rank-R.empty`` where a pass gave it nothing.
     """
 
     job: Job
@@ -84,16 +84,24 @@ def _run(competitor: Competitor, one: Launch, rank: int, port: int) -> Any:
     dist.init_process_group("gloo")
     job = Job(**{**vars(one.job), "rank": rank})
     reader = competitor.open(job)
-    state = None
     with (one.log / f"rank-{rank}.log").open("w") as log:
-        steps = reader.steps()
-        done = 0
-        while (one.stop_after is None or done < one.stop_after) and (ids := next(steps, None)) is not None:
-            log.write(f"{job.epoch} {job.steps_done + done} {rank} {' '.join(map(str, ids))}\n")
-            done += 1
+        done = _read(reader, one, job, log)
+        if not done and one.stop_after is None:  # what a loop over epochs does: the next one
+            (one.log / f"rank-{rank}.empty").touch()
+            _read(reader, one, job, log)
         state = reader.state()
     dist.barrier()
     return state
+
+
+def _read(reader: Reader, one: Launch, job: Job, log: IO[str]) -> int:
+    """One pass, each step logged; the number of them."""
+    done = 0
+    steps = reader.steps()
+    while (one.stop_after is None or done < one.stop_after) and (ids := next(steps, None)) is not None:
+        log.write(f"{job.epoch} {job.steps_done + done} {job.rank} {' '.join(map(str, ids))}\n")
+        done += 1
+    return done
 
 
 def _outcome(path: Path) -> Any:

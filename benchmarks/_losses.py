@@ -1,0 +1,63 @@
+"""Why ours loses where it does: what a profile of the case showed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from benchmarks._comparisons import Comparison
+
+WHY: tuple[tuple[str, str, str], ...] = (
+    (
+        "checkpoint_state",
+        r".*bytes",
+        "ours is 68 KiB at any number of ranks, of which 64 KiB are the seal that tells at load whether ranks "
+        "disagreed; the other has no such check, and a small object for each rank, which grows with ranks and workers.",
+    ),
+    (
+        "checkpoint_state",
+        r".*save",
+        "well under a millisecond a checkpoint: ours encodes and seals the cursor, while the other copies a "
+        "dictionary of counters; with workers it was sent one with every batch.",
+    ),
+    (
+        "loader_overhead",
+        r"item 0 us, 0 workers.*",
+        "items that cost nothing, in the loop's own process: what is left is the loader's work for each microbatch, "
+        "some 10 to 60 µs of an interpreter, for places, weights, a digest of its IDs and the ledger's record.",
+    ),
+    (
+        "loader_overhead",
+        r"item 0 us, [12] workers.*",
+        "items that cost nothing: a worker's batch is handed over faster than the loop's side does its work for a "
+        "microbatch.",
+    ),
+    (
+        "checkpoint_digest",
+        r".*",
+        "a checksum reads bytes as they lie; the digest weighs each element by its place in the whole tensor, so that "
+        "it is the same however the tensor is sharded. Where it matters the bytes come from storage, or from a device.",
+    ),
+    (
+        "ledger_audit",
+        r".*8.*",
+        "records of 8 samples each: decoding a record costs as much as the IDs of its samples. Folded, they do not.",
+    ),
+)
+"""Question, a pattern of the case, and the reason. The first that fits counts."""
+
+
+def reason(loss: Comparison) -> str | None:
+    """What explains it; None when nothing does yet."""
+    for question, pattern, text in WHY:
+        if question == loss.question and re.fullmatch(pattern, loss.case):
+            return text
+    return None
+
+
+def explained(losses: Iterable[Comparison]) -> dict[str, list[Comparison]]:
+    """Reason to the losses that it explains; what has none stands under an empty one."""
+    found: dict[str, list[Comparison]] = {}
+    for loss in losses:
+        found.setdefault(reason(loss) or "", []).append(loss)
+    return found
