@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks._tables import outcome, table
 
+LONGEST = 240
 README_COLUMNS = {
     "4 to 2 ranks": "4→2",
     "2 to 4 ranks": "2→4",
@@ -62,9 +63,9 @@ def reasons(results: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(text: str) -> str:
-    last: Sequence[str] = text.strip().splitlines() or ["nothing"]
-    said = last[-1] if "Traceback" in text else last[0]
-    return f"`{said[:160]}`"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = " ".join(lines[-1:] if "Traceback" in text else lines).replace("`", "'")
+    return f"`{said if len(said) <= LONGEST else said[:LONGEST] + ' ...'}`"
 
 
 def readme_table(results: Mapping[str, Any]) -> str:

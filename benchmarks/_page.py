@@ -13,7 +13,7 @@ from benchmarks import _sections
 from benchmarks._comparisons import Results, losses
 from benchmarks._losses import explained
 from benchmarks._moves_table import readme_table
-from benchmarks._tables import large, times
+from benchmarks._tables import large, seconds, times
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,14 +46,13 @@ SECTIONS = (
         "What a move does to the data",
         "A run stops and goes on in another launch, on ranks that are real processes; all samples of both launches are "
         "counted by `audit-ids`. `+10` are samples read once too often, `-16` samples never read, `exact` is neither. "
-        "Another seed is a mistake that a launch can make: what is asked is whether it is noticed. After a save at an "
-        "epoch's end, `empty pass` means that the first pass of the new launch gives nothing, and the next one is "
-        "whole: a script that counts passes trains one epoch less. After a save inside the loop, at its last step, "
+        "Another seed is a mistake that a launch can make: what is asked is whether it is noticed, or the seed of what "
+        "was saved goes on. After a save at an epoch's end, `empty pass` means that the first pass of the new launch "
+        "gives nothing, and the next one is whole: a script that counts passes trains one epoch less. After a save inside the loop, at its last step, "
         "that pass is the rest of the old epoch, and right for a script that goes on with that epoch's number.\n\n"
         "The counts are not the only thing that differs: where the table says exact, the order that remains may be "
-        "another one than without the stop. DistributedSampler documents that it pads; "
-        "StatefulDataLoader that it wants the same number of workers; Grain and OLMo-core that the global batch must "
-        "be divisible. Megatron's samplers are not compared: the package `megatron-core` does not contain them.",
+        "another one than without the stop. DistributedSampler documents that it pads, which is part of its counts. "
+        "Megatron's samplers are not compared: the package `megatron-core` does not contain them.",
         _sections.data_after_a_move,
     ),
     Section(
@@ -164,6 +163,7 @@ def _standing(results: Results) -> str:
             case: loaders["ours, ledger of digests"]["ratio"] for case, loaders in results["loader_overhead"].items()
         }
         lines += [f"loader, {case}: {ratio:.2f} times a plain DataLoader's time" for case, ratio in worst.items()]
+        lines += _ledger_lines(results["loader_overhead"])
     if "packed_loader" in results:
         for case, loaders in results["packed_loader"].items():
             peers = {
@@ -191,6 +191,18 @@ def _remap_lines(moves: Mapping[str, Any]) -> list[str]:
     return [
         f"first IDs after a move, {large(n)} samples: DistributedSampler takes {times(least)} our time or more"
         for n, least in best.items()
+    ]
+
+
+def _ledger_lines(results: Mapping[str, Any]) -> list[str]:
+    free = results.get("item 0 us, 0 workers")
+    if free is None:
+        return []
+    without, digests = (free[f"ours, {name}"]["median_s"] for name in ("no ledger", "ledger of digests"))
+    cost = digests - without
+    return [
+        f"a ledger of digests adds {seconds(cost)} to a microbatch: under 1 % where a microbatch takes over "
+        f"{seconds(100 * cost)}"
     ]
 
 

@@ -111,7 +111,7 @@ def run_scenario(competitor: Competitor, scenario: Scenario, folder: Path) -> di
         steps_done=0 if at_end else scenario.stop_after or 0,
         states=states,
     )
-    after = Launch(job=second, stop_after=None, log=folder / "after")
+    after = Launch(job=second, stop_after=None, asks_again=at_end, log=folder / "after")
     try:
         launch(competitor, after)
     except RefusedError as error:

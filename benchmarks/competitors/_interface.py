@@ -45,6 +45,11 @@ class Job:
     folder: Path
 
     @property
+    def steps_to_skip(self) -> int:
+        """Whole steps of these ranks that hold the samples done, as a loop computes that counts samples."""
+        return self.steps_done * self.global_batch // (self.batch_size * self.num_replicas)
+
+    @property
     def own_state(self) -> Any:
         """What this rank goes on from where every rank saves its own: a rank that is new takes an old one's."""
         return self.states[self.rank % len(self.states)] if self.states else None

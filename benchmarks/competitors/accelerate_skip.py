@@ -21,8 +21,8 @@ class _Reader:
         loader: Any = DataLoader(Numbers(job.length), job.batch_size, shuffle=True, num_workers=job.num_workers)
         self._loader = accelerator.prepare_data_loader(loader)
         self._loader.set_epoch(job.epoch)
-        if job.steps_done:
-            self._loader = accelerator.skip_first_batches(self._loader, job.steps_done)
+        if job.steps_to_skip:
+            self._loader = accelerator.skip_first_batches(self._loader, job.steps_to_skip)
 
     def steps(self) -> Iterator[Sequence[int]]:
         for batch in self._loader:
@@ -35,9 +35,10 @@ class _Reader:
 class SkipFirstBatches:
     name = "Accelerate skip_first_batches"
     package = "accelerate"
-    how = "the step is saved; seedable sampler, skip_first_batches(loader, step)"
+    how = "the number of samples is saved; seedable sampler, skip_first_batches of as many whole steps"
 
-    def prepare(self, folder: Path, length: int) -> None: ...
+    def prepare(self, folder: Path, length: int) -> None:
+        import accelerate  # noqa: F401  # once, for all the ranks that this process forks
 
     def open(self, job: Job) -> _Reader:
         return _Reader(job)

@@ -26,12 +26,14 @@ class Launch:
 
     Attributes:
         job: What all ranks have in common; `Job.rank` is set for each.
-        stop_after: Steps to take; None for all of the epoch, and of the next one where a pass gives nothing.
+        stop_after: Steps to take; None for all of the epoch.
+        asks_again: Whether a pass that gives nothing is followed by another, as in a loop over epochs.
         log: Folder of a log of each rank, and of a file ``rank-R.empty`` where a pass gave it nothing.
     """
 
     job: Job
     stop_after: int | None
+    asks_again: bool = False
     log: Path
 
 
@@ -86,7 +88,7 @@ def _run(competitor: Competitor, one: Launch, rank: int, port: int) -> Any:
     reader = competitor.open(job)
     with (one.log / f"rank-{rank}.log").open("w") as log:
         done = _read(reader, one, job, log)
-        if not done and one.stop_after is None:  # what a loop over epochs does: the next one
+        if not done and one.asks_again:
             (one.log / f"rank-{rank}.empty").touch()
             _read(reader, one, job, log)
         state = reader.state()

@@ -63,6 +63,8 @@ class OlmoCore:
     how = "NumpyFSLDataLoader, global batch kept, state of rank 0"
 
     def prepare(self, folder: Path, length: int) -> None:
+        import olmo_core.data  # noqa: F401  # once, for all the ranks that this process forks
+
         tokens = np.repeat(np.arange(length, dtype=np.uint16), SEQUENCE_LENGTH)
         tokens.tofile(folder / "tokens.npy")
 

@@ -43,9 +43,9 @@ class Restarted:
 class Skipped:
     name = "DistributedSampler, batches skipped"
     package = ""
-    how = "the step is saved; so many batches are read and thrown away"
+    how = "the number of samples is saved; as many whole steps are read and thrown away"
 
     def prepare(self, folder: Path, length: int) -> None: ...
 
     def open(self, job: Job) -> _Reader:
-        return _Reader(job, job.steps_done)
+        return _Reader(job, job.steps_to_skip)

@@ -27,7 +27,7 @@ class _Reader:
             for batch in self._loader:
                 yield batch.tolist()
         except AssertionError as error:
-            raise RefusedError(str(error)) from None
+            raise RefusedError(str(error) or "an assertion, without a message") from None
 
     def state(self) -> Any:
         return self._loader.state_dict()
