@@ -44,12 +44,13 @@ SECTIONS = (
     Section(
         "data_after_a_move",
         "What a move does to the data",
-        "A run stops and goes on in another launch, on ranks that are real processes; all samples of both launches are "
-        "counted by `audit-ids`. `+10` are samples read once too often, `-16` samples never read, `exact` is neither. "
-        "Another seed is a mistake that a launch can make: what is asked is whether it is noticed, or the seed of what "
-        "was saved goes on. After a save at an epoch's end, `empty pass` means that the first pass of the new launch "
-        "gives nothing, and the next one is whole: a script that counts passes trains one epoch less. After a save inside the loop, at its last step, "
-        "that pass is the rest of the old epoch, and right for a script that goes on with that epoch's number.\n\n"
+        "A run stops and goes on in another launch, on ranks that are real processes; all samples of both launches "
+        "are counted by `audit-ids`. `+10` are samples read once too often, `-16` samples never read, `exact` is "
+        "neither. Another seed is a mistake that a launch can make: what is asked is whether it is noticed, or the "
+        "seed of what was saved goes on. After a save at an epoch's end, `empty pass` means that the first pass of "
+        "the new launch gives nothing, and the next one is whole: a script that counts passes trains one epoch "
+        "less. After a save inside the loop, at its last step, that pass is the rest of the old epoch, and right "
+        "for a script that goes on with that epoch's number.\n\n"
         "The counts are not the only thing that differs: where the table says exact, the order that remains may be "
         "another one than without the stop. DistributedSampler documents that it pads, which is part of its counts. "
         "Megatron's samplers are not compared: the package `megatron-core` does not contain them.",
