@@ -59,8 +59,9 @@ SECTIONS = (
     Section(
         "remap_cost",
         "From a saved state to the first IDs on other ranks",
-        "One rank of the new set, no data read; each case is a process. In brackets: times ours, of the same run. "
-        "`not run` are sizes that would take minutes or more memory than there is.",
+        "One rank of the new set, no data read; each case is a process. In brackets: times ours, of the same run; MiB "
+        "are what it held beyond the memory that imports took. `not run` are sizes that would take minutes, or more "
+        "memory than there is.",
         _sections.remap_cost,
         "remap.svg",
     ),
@@ -159,6 +160,8 @@ def _standing(results: Results) -> str:
     lines = []
     if "remap_cost" in results:
         lines += _remap_lines(results["remap_cost"]["moves"])
+        planned = results["remap_cost"]["planning"]["1000000 ranks"]
+        lines.append(f"rows of all of 10^6 ranks of one update: {seconds(planned['rows_median_s'])}")
     if "loader_overhead" in results:
         worst = {
             case: loaders["ours, ledger of digests"]["ratio"] for case, loaders in results["loader_overhead"].items()

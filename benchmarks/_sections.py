@@ -44,7 +44,8 @@ def _cost(entry: Found | None) -> str:
     why = outcome(entry) if entry is not None else "not run"
     if entry is None or why is not None:
         return why or ""
-    own = seconds(entry["s"]) if "s" in entry else ""
+    memory = f", {entry['more_memory_mib']:.0f} MiB" if entry["more_memory_mib"] >= 1 else ""
+    own = seconds(entry["s"]) + memory
     return own if entry["times_ours"] == 1 else f"{own} ({times(entry['times_ours'])})"
 
 
