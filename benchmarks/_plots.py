@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib
@@ -13,7 +14,7 @@ from benchmarks._comparisons import Results
 matplotlib.use("svg")
 from matplotlib import pyplot  # after the choice of what it draws with
 
-SIZE_INCHES = (7.0, 3.6)
+SIZE_INCHES = (9.0, 3.4)
 
 
 def draw(results: Results, folder: Path) -> None:
@@ -33,21 +34,25 @@ def draw(results: Results, folder: Path) -> None:
 
 
 def remap(axes: Any, results: Mapping[str, Any]) -> None:
-    """Seconds to the first IDs over the number of samples: a line for each loader, the slowest move."""
-    lines: dict[str, dict[int, float]] = {}
+    """Seconds to the first IDs over the number of samples: a line for each loader, the median over moves."""
+    lines: dict[str, dict[int, list[float]]] = {}
     for case, loaders in results["moves"].items():
         length = int(case.split()[0])
         for name, entry in loaders.items():
             if "s" in entry:
-                line = lines.setdefault(name, {})
-                line[length] = max(line.get(length, 0.0), entry["s"])
+                lines.setdefault(name, {}).setdefault(length, []).append(entry["s"])
     for name, line in lines.items():
         is_ours = name == "resumable_data"
         axes.plot(
-            list(line), list(line.values()), marker="o", markersize=3, linewidth=2.5 if is_ours else 1, label=name
+            list(line),
+            [median(one) for one in line.values()],
+            marker="o",
+            markersize=3,
+            linewidth=2.5 if is_ours else 1,
+            label=name,
         )
     axes.set(xscale="log", yscale="log", xlabel="samples", ylabel="seconds to the first IDs after a move")
-    axes.legend(loc="center right")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def loader(axes: Any, results: Mapping[str, Any]) -> None:
@@ -76,4 +81,4 @@ def _bars(axes: Any, results: Mapping[str, Any], value: Any) -> None:
         ]
         axes.bar([at + number * width for at, _ in places], [value(entry) for _, entry in places], width, label=name)
     axes.set_xticks([at + 0.4 - width / 2 for at in range(len(results))], list(results))
-    axes.legend(ncols=2)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from benchmarks.competitors._interface import Job
 from benchmarks.competitors.registry import COMPETITORS
 from benchmarks.data_after_a_move import SCENARIOS, Scenario
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.mark.slow
 def test_ours_is_exact_on_real_ranks() -> None:
     """All scenarios through the public loader, and another seed refused."""
     command = [sys.executable, "-m", "benchmarks.data_after_a_move", "--one", "resumable_data"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     cells = {name: cell(entry) for name, entry in json.loads(done.stdout.splitlines()[-1]).items()}
     expected = {scenario.name: "exact" for scenario in SCENARIOS} | {"another seed": "refuses"}
     assert cells == expected
@@ -48,6 +51,13 @@ def test_a_careful_loop_skips_whole_steps_of_its_own(num_replicas: int, batch_si
         folder=Path(),
     )
     assert job.steps_to_skip == steps
+
+
+@pytest.mark.parametrize("group", ["bench", "bench-streaming"])
+def test_other_loaders_are_pinned(group: str) -> None:
+    """Figures name the releases that they are of, and `make bench` installs those."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert all("==" in package for package in project["dependency-groups"][group])
 
 
 def test_loaders_have_names_of_their_own() -> None:
