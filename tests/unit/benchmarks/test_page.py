@@ -89,7 +89,7 @@ def test_a_comparison_counts_the_cost_of_the_other_over_ours() -> None:
 
 def test_a_loss_without_a_reason_stands_alone() -> None:
     """What nothing explains is seen."""
-    unknown = Comparison("packed_loader", "0 workers", "nanoGPT", 0.5)
+    unknown = Comparison("packed_loader", "0 workers", "TRL", 0.5)
     assert reason(unknown) is None
     assert explained([unknown]) == {"": [unknown]}
 
