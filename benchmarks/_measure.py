@@ -9,12 +9,29 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks._store import merge, rounded
+
 SCHEMA_VERSION = 1
+PACKAGES = (
+    "torch",
+    "numpy",
+    "msgspec",
+    "xxhash",
+    "torchdata",
+    "accelerate",
+    "mosaicml-streaming",
+    "grain",
+    "ai2-olmo-core",
+    "litdata",
+    "trl",
+    "datasets",
+)
+"""Distributions whose releases a report names, where they are installed: what we stand on, and other loaders."""
 
 
 def interleave(
@@ -71,12 +88,7 @@ def summarise(
 
 def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
-    versions = {}
-    for package in ("resumable-data", "torch", "numpy", "msgspec", "xxhash"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
+    versions = {name: found for name in PACKAGES if (found := _installed(name)) is not None}
     return {
         "cpu": _cpu_name(),
         "num_cpus": os.cpu_count(),
@@ -85,6 +97,13 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "versions": versions,
     }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu_name() -> str:
@@ -97,20 +116,43 @@ def _cpu_name() -> str:
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--output FILE``, where `report` writes its JSON as well."""
+    """Add ``--output FILE``, where `report` writes its JSON as well, and ``--merge``."""
     parser.add_argument("--output", type=Path, default=None, metavar="FILE", help="write the JSON to FILE as well")
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="keep what FILE has of loaders that are not installed here, or not asked for",
+    )
 
 
-def report(question: str, results: Mapping[str, Any], output: Path | None = None) -> None:
-    """Print the results as JSON on standard output, and write them to ``output`` when it is given."""
+def report(question: str, results: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the results as JSON on standard output, and write them where ``--output`` says."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "question": question,
+        "command": f"python -m benchmarks.{question}{_options(sys.argv[1:])}",
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
         "results": results,
     }
-    text = json.dumps(document, indent=2) + "\n"
+    output: Path | None = arguments.output
+    if output is not None and arguments.merge and output.exists():
+        document = merge(json.loads(output.read_text()), document)
+    text = json.dumps(rounded(document), indent=1) + "\n"
     sys.stdout.write(text)
     if output is not None:
         output.write_text(text)
+
+
+def _options(arguments: Sequence[str]) -> str:
+    """Those that say what was measured, not where it was written."""
+    kept = list(arguments)
+    if "--output" in kept:
+        at = kept.index("--output")
+        del kept[at : at + 2]
+    return "".join(f" {one}" for one in kept if one != "--merge")
+
+
+def add_only_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--only``: ours is measured all the same, as the reference, and not reported."""
+    parser.add_argument("--only", default="", help="report loaders whose name contains it")

@@ -47,8 +47,8 @@ def nanogpt(source: OffsetTokens, path: Path, rows: PackedRows, num_rows: int) -
     return run
 
 
-def trl_packing(source: OffsetTokens, path: Path, rows: PackedRows, num_rows: int) -> Batch:
-    """Rows of a packed dataset, put together by the collator of TRL's trainer."""
+def pack_for_trl(source: OffsetTokens, row_length: int) -> tuple[Any, Callable[[list[Any]], object]]:
+    """Documents as a packed dataset, and the collator of TRL's trainer."""
     try:
         import datasets
         from trl import pack_dataset
@@ -58,8 +58,13 @@ def trl_packing(source: OffsetTokens, path: Path, rows: PackedRows, num_rows: in
     documents = [source.read(number, 0, int(source.lengths(np.array([number]))[0])) for number in range(4096)]
     plain = datasets.Dataset.from_dict({"input_ids": [document.astype(np.int32) for document in documents]})
     datasets.disable_progress_bars()
-    packed: Any = pack_dataset(plain, rows.row_length, "bfd_split", map_kwargs={"batch_size": len(documents)})
-    collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
+    packed = pack_dataset(plain, row_length, "bfd_split", map_kwargs={"batch_size": len(documents)})
+    return packed, DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
+
+
+def trl_packing(source: OffsetTokens, path: Path, rows: PackedRows, num_rows: int) -> Batch:
+    """Rows of a packed dataset, put together by the collator of TRL's trainer."""
+    packed, collate = pack_for_trl(source, rows.row_length)
     random = np.random.default_rng(5)
 
     def run() -> object:

@@ -157,7 +157,7 @@ def main() -> None:
             arguments.repeats, {"wall": time.perf_counter, "cpu": time.thread_time}[arguments.clock]
         ),
     }
-    report("block_locality", results, arguments.output)
+    report("block_locality", results, arguments)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         times = interleave({case: partial(timed, Path(name), save) for case, save in saves.items()}, arguments.repeats)
     results = {"mebibytes": arguments.mebibytes, "blocked": summarise(times, reference="dcp.async_save")}
-    report("checkpoint_async", results, arguments.output)
+    report("checkpoint_async", results, arguments)
 
 
 if __name__ == "__main__":

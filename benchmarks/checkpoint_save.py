@@ -86,7 +86,7 @@ def main() -> None:
         "save": summarise(times, reference="dcp.save"),
         "load": summarise(loads, reference="dcp.load"),
     }
-    report("checkpoint_save", results, arguments.output)
+    report("checkpoint_save", results, arguments)
 
 
 if __name__ == "__main__":

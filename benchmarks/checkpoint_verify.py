@@ -137,7 +137,7 @@ def main() -> None:
                 interleave(cases, arguments.repeats), reference="reading the file", units=dict.fromkeys(cases, size)
             ),
         }
-    report("checkpoint_verify", results, arguments.output)
+    report("checkpoint_verify", results, arguments)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def main() -> None:
         "torch": waits(torch_batches(arguments.epochs, persistent=False)),
         "torch, persistent workers": waits(torch_batches(arguments.epochs, persistent=True)),
     }
-    report("epoch_border", results, arguments.output)
+    report("epoch_border", results, arguments)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.ledger_audit", "--one-memory", name]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             results["memory"].update(json.loads(done.stdout.splitlines()[-1]))
-    report("How fast, how large, and how much memory: a ledger's audit", results, args.output)
+    report("ledger_audit", results, args)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What does the loader cost beside a plain DataLoader with the same dataset, batch and workers?
 
 Two kinds of item: one that costs nothing, so that the difference per microbatch is the loader's own work, and one that
-takes 50 microseconds of a core, about what a small image or a token row costs to read. The ledger is on, in a
-temporary directory. The training loop does nothing but commit.
+takes 50 microseconds of a core, about what a small image or a token row costs to read. The ledger, where it is on, lies
+in a temporary directory. The training loop does nothing but commit. torchdata's StatefulDataLoader is measured where it
+is installed, with its own distributed sampler.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import tempfile
 import time
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,15 +36,24 @@ def plain_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
     yield from torch.utils.data.DataLoader(dataset, batch_size=MICROBATCH, sampler=sampler, num_workers=num_workers)
 
 
-def our_batches(dataset: Any, num_workers: int, accumulation_steps: int) -> Iterator[Any]:
-    """Microbatches of ours, each update committed, the ledger on."""
-    with tempfile.TemporaryDirectory() as ledger:
+def stateful_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
+    """Batches of torchdata's loader, which can save where it is."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    sampler = StatefulDistributedSampler(dataset, num_replicas=1, rank=0, shuffle=False)
+    yield from StatefulDataLoader(dataset, batch_size=MICROBATCH, sampler=sampler, num_workers=num_workers)
+
+
+def our_batches(dataset: Any, num_workers: int, accumulation_steps: int, ids: str) -> Iterator[Any]:
+    """Microbatches of ours, each update committed; with a ledger of `ids`, or without one where that is empty."""
+    with tempfile.TemporaryDirectory() as folder:
         loader = rd.ResumableLoader(
             dataset,
             global_batch=MICROBATCH * accumulation_steps,
             microbatch=MICROBATCH,
             num_workers=num_workers,
-            ledger=ledger,
+            ledger=rd.Ledger(folder, ids=ids) if ids else None,
         )
         with loader:
             for microbatch in loader:
@@ -67,22 +78,25 @@ def main() -> None:
     """Run the benchmark and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--short", action="store_true", help="with 0 and 2 workers alone")
     add_output_argument(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
-    for cost_s, num_batches in ((0.0, 1500), (ITEM_COST_S, 300)):
-        for num_workers in (0, 2):
+    kinds = ((0.0, 1500), (ITEM_COST_S, 300))
+    for cost_s, num_batches in kinds:
+        for num_workers in (0, 2) if arguments.short else (0, 1, 2):
             dataset = BusyItems(NUM_SAMPLES, cost_s)
-            cases = {
-                "plain": partial(plain_batches, dataset, num_workers),
-                "ours": partial(our_batches, dataset, num_workers, 1),
-                "ours, 4 accumulation steps": partial(our_batches, dataset, num_workers, 4),
-            }
+            cases = {"plain": partial(plain_batches, dataset, num_workers)}
+            for name, ids in (("no ledger", ""), ("ledger of digests", "digest"), ("ledger of IDs", "full")):
+                cases[f"ours, {name}"] = partial(our_batches, dataset, num_workers, 1, ids)
+            cases["ours, 4 accumulation steps"] = partial(our_batches, dataset, num_workers, 4, "digest")
+            if find_spec("torchdata"):
+                cases["StatefulDataLoader"] = partial(stateful_batches, dataset, num_workers)
             timed = {name: partial(_run, case, num_batches) for name, case in cases.items()}
             seconds = interleave(timed, arguments.repeats)
             results[f"item {cost_s * 1e6:.0f} us, {num_workers} workers"] = summarise(seconds, reference="plain")
-    report("loader_overhead", results, arguments.output)
+    report("loader_overhead", results, arguments)
 
 
 def _run(case: Any, num_batches: int) -> float:

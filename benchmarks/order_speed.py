@@ -111,7 +111,7 @@ def main() -> None:
             "1e12 in 10 ms and 1 MB": started["construct_s"] < 0.010 and started["peak_bytes"] < 1e6,
         },
     }
-    report("order_speed", results, arguments.output)
+    report("order_speed", results, arguments)
 
 
 if __name__ == "__main__":

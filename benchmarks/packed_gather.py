@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._measure import add_output_argument, interleave, report, summarise
+from benchmarks._store import NOT_INSTALLED
 from benchmarks._token_loaders import OTHERS, NotInstalledError
 from benchmarks.packing_speed import CLOCKS, log_normal
 from resumable_data.packing import BestFit, PackedRows, RowBuffers, gather
@@ -160,14 +161,14 @@ def against_others(
     num_rows = BATCH // rows.row_length
     following = batches(rows, num_rows)
     cases: dict[str, Callable[[], object]] = {"gather": lambda: gather(source, following())}
-    missing = {}
+    missing: dict[str, Any] = {}
     for name, build in OTHERS.items():
         try:
             cases[name] = build(source, path, rows, num_rows)
         except NotInstalledError as error:
-            missing[name] = f"not installed ({error})"
+            missing[name] = {"outcome": NOT_INSTALLED, "why": str(error)}
     found = summarise(interleave(cases, repeats, clock), reference="gather", units=dict.fromkeys(cases, BATCH))
-    return {"tokens": found, "missing": missing}
+    return {**found, **missing}
 
 
 def main() -> None:
@@ -193,11 +194,11 @@ def main() -> None:
             met[f"{least} of the limit, {kind}, at 8192"] = results["limit"]["8192"]["share"][kind] >= least
         rows = packed_rows(source, 8192)
         results["others"] = against_others(source, path, rows, max(arguments.repeats // 10, 3), clock)
-        for name, found in results["others"]["tokens"].items():
-            if name != "gather":
+        for name, found in results["others"].items():
+            if name != "gather" and "ratio" in found:
                 met[f"faster than {name}"] = found["ratio"] > 1
     results["targets_met"] = met
-    report("packed_gather", results, arguments.output)
+    report("packed_gather", results, arguments)
 
 
 if __name__ == "__main__":

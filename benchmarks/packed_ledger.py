@@ -182,7 +182,7 @@ def main() -> None:
     add_output_argument(parser)
     args = parser.parse_args()
     results = {f"rows of {length}": measure(args.documents, length, args.repeats) for length in (2048, 8192)}
-    report("Pieces of packed rows in a ledger: bytes, writing, audit", results, args.output)
+    report("packed_ledger", results, args)
 
 
 if __name__ == "__main__":

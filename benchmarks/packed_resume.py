@@ -163,7 +163,7 @@ def main() -> None:
             "state_bytes": len(case.saved),
             "peak_mib": round(peak_mib(case), 1),
         }
-    report("packed_resume", results, arguments.output)
+    report("packed_resume", results, arguments)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def main() -> None:
             found["fill"] >= 0.995 for name, found in fills.items() if name.endswith(", fill")
         )
     results["targets_met"] = met
-    report("packing_speed", results, arguments.output)
+    report("packing_speed", results, arguments)
 
 
 if __name__ == "__main__":

@@ -61,20 +61,25 @@ class Case:
     def saved(self) -> bytes:
         """The cursor at this place, as a checkpoint holds it."""
         updates = self.length * self.progress_percent // 100 // self.global_batch
-        recipe = Recipe(order=Shuffle(self.length, seed=7).describe(), global_batch=self.global_batch)
-        samples = updates * self.global_batch
-        lanes = (0x0123_4567_89AB_CDEF, 0xFEDC_BA98_7654_3210)
-        coverage = (CoverageSpan(0, samples, lanes),)
-        cursor = Cursor(
-            recipe=recipe,
-            run_id="0" * 16,
-            attempt=1,
-            applied=updates,
-            samples=samples,
-            offset=samples,
-            coverage=coverage,
-        )
-        return encode_cursor(cursor)
+        return cursor_bytes(self.length, self.global_batch, updates)
+
+
+def cursor_bytes(length: int, global_batch: int, updates: int) -> bytes:
+    """The cursor of a run in its first epoch, as a checkpoint holds it."""
+    recipe = Recipe(order=Shuffle(length, seed=7).describe(), global_batch=global_batch)
+    samples = updates * global_batch
+    lanes = (0x0123_4567_89AB_CDEF, 0xFEDC_BA98_7654_3210)
+    coverage = (CoverageSpan(0, samples, lanes),) if samples else ()
+    cursor = Cursor(
+        recipe=recipe,
+        run_id="0" * 16,
+        attempt=1,
+        applied=updates,
+        samples=samples,
+        offset=samples,
+        coverage=coverage,
+    )
+    return encode_cursor(cursor)
 
 
 LARGEST = Case(length=10**12, num_replicas=10**6, progress_percent=99)
@@ -90,19 +95,26 @@ def cases() -> list[Case]:
     return [case for case in every if 100 * case.global_batch <= case.length]
 
 
-def resume(case: Case, saved: bytes) -> MicrobatchRows:
+def first_microbatch(
+    saved: bytes, length: int, global_batch: int, num_replicas: int, microbatch: int
+) -> MicrobatchRows:
     """The first microbatch of the last rank, from nothing but the saved bytes and the job's arguments."""
     cursor = decode_cursor(saved)
-    order = Shuffle(case.length, seed=7)
-    recipe = Recipe(order=order.describe(), global_batch=case.global_batch)
+    order = Shuffle(length, seed=7)
+    recipe = Recipe(order=order.describe(), global_batch=global_batch)
     cursor = resume_cursor(cursor, recipe)
     rows = RankRows(
         order,
         schedule=cursor.schedule(),
-        layout=RankLayout(rank=case.num_replicas - 1, num_replicas=case.num_replicas, microbatch=MICROBATCH),
-        weight=LossWeight(normalize="samples", factor=loss_factor("mean", case.num_replicas)),
+        layout=RankLayout(rank=num_replicas - 1, num_replicas=num_replicas, microbatch=microbatch),
+        weight=LossWeight(normalize="samples", factor=loss_factor("mean", num_replicas)),
     )
     return next(rows.from_place(update=cursor.updates, epoch=cursor.epoch, offset=cursor.offset))
+
+
+def resume(case: Case, saved: bytes) -> MicrobatchRows:
+    """The first microbatch of the last rank of a case."""
+    return first_microbatch(saved, case.length, case.global_batch, case.num_replicas, MICROBATCH)
 
 
 def seconds(case: Case, saved: bytes) -> float:
@@ -187,7 +199,7 @@ def main() -> None:
             for case in saved
         },
     }
-    report("resume_cost", results, arguments.output)
+    report("resume_cost", results, arguments)
 
 
 if __name__ == "__main__":

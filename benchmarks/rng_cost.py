@@ -88,7 +88,7 @@ def main() -> None:
         "per microbatch of 8": summarise(interleave(per_microbatch, arguments.repeats), reference="nothing"),
         "per update": summarise(interleave(per_update, arguments.repeats)),
     }
-    report("rng_cost", results, arguments.output)
+    report("rng_cost", results, arguments)
 
 
 if __name__ == "__main__":

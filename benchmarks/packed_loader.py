@@ -1,0 +1,215 @@
+"""How many tokens per second does a whole loader hand to the loop, beside other loaders of the same file?
+
+A mapped file of uint16 tokens in the page cache, batches of 16 rows of 2,048 tokens as int64, with labels:
+
+* ours: documents packed by best fit, with positions and document borders, each update committed, a ledger of digests;
+* rows of one file: a plain DataLoader whose item is the next 2,048 tokens at a random place and their labels; it knows
+  no documents;
+* nanoGPT: the ``get_batch`` of its train.py, which has no workers;
+* TRL: rows of a packed Hugging Face dataset, in a DataLoader with the collator of TRL's trainer;
+* MosaicML Streaming: packed rows written as MDS, read by its StreamingDataLoader, labels by a shift.
+
+``memcpy`` copies the bytes of tokens and labels from memory to memory, and is what no loader can exceed. ``ratio`` is
+the time of a batch over ours of the same round: above 1, ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+import resumable_data as rd
+from benchmarks._measure import add_only_argument, add_output_argument, interleave, report, summarise
+from benchmarks._store import NOT_INSTALLED
+from benchmarks._token_loaders import NotInstalledError, nanogpt, pack_for_trl
+from benchmarks.packed_gather import open_corpus, packed_rows
+from resumable_data.packing import gather
+from resumable_data.sources import OffsetTokens
+
+ROW_LENGTH, NUM_ROWS = 2048, 16
+WARM_UP_BATCHES = 32
+Batches = Callable[[int], Iterator[Any]]
+
+
+class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Item k is the k-th stretch of a file, and its labels."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokens = np.memmap(path, dtype=np.uint16, mode="r")
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - 1) // ROW_LENGTH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        part = torch.from_numpy(self._tokens[index * ROW_LENGTH : (index + 1) * ROW_LENGTH + 1].astype(np.int64))
+        return part[:-1], part[1:]
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def ours(source: OffsetTokens, folder: Path) -> Batches:
+    packed = rd.PackedTokens(source, sequence_length=ROW_LENGTH)
+
+    def run(num_workers: int) -> Iterator[Any]:
+        with tempfile.TemporaryDirectory(dir=folder) as ledger:
+            loader = rd.ResumableLoader(
+                packed, global_batch=NUM_ROWS, microbatch=NUM_ROWS, num_workers=num_workers, ledger=ledger
+            )
+            with loader:
+                for microbatch in loader:
+                    yield microbatch
+                    loader.commit()
+
+    return run
+
+
+def rows_of_one_file(source: OffsetTokens, folder: Path) -> Batches:
+    rows = Rows(folder / "tokens.bin")
+    return lambda num_workers: _endless(
+        torch.utils.data.DataLoader(rows, batch_size=NUM_ROWS, shuffle=True, num_workers=num_workers)
+    )
+
+
+def nanogpt_loop(source: OffsetTokens, folder: Path) -> Batches:
+    get_batch = nanogpt(source, folder / "tokens.bin", packed_rows(source, ROW_LENGTH), NUM_ROWS)
+    return lambda num_workers: iter(get_batch, None)
+
+
+def trl_loader(source: OffsetTokens, folder: Path) -> Batches:
+    packed, collate = pack_for_trl(source, ROW_LENGTH)
+    return lambda num_workers: _endless(
+        torch.utils.data.DataLoader(
+            packed, batch_size=NUM_ROWS, shuffle=True, collate_fn=collate, num_workers=num_workers
+        )
+    )
+
+
+def streaming_loader(source: OffsetTokens, folder: Path) -> Batches:
+    try:
+        from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+    except Exception as error:
+        raise NotInstalledError(f"{type(error).__name__}: {error}") from None
+    rows = packed_rows(source, ROW_LENGTH)
+    tokens = gather(source, rows.take(np.arange(min(len(rows), 4096)))).tokens.astype(np.uint16)
+    place = folder / "mds"
+    with contextlib.redirect_stdout(io.StringIO()):
+        with MDSWriter(out=str(place), columns={"tokens": "ndarray:uint16"}) as writer:
+            for row in tokens:
+                writer.write({"tokens": row})
+        dataset: Any = StreamingDataset(local=str(place), shuffle=True, batch_size=NUM_ROWS)
+
+    def run(num_workers: int) -> Iterator[Any]:
+        loader = StreamingDataLoader(
+            dataset, batch_size=NUM_ROWS, num_workers=num_workers, collate_fn=_shifted, drop_last=True
+        )
+        return _endless(loader)
+
+    return run
+
+
+def _shifted(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.stack([torch.from_numpy(sample["tokens"].astype(np.int64)) for sample in samples])
+    labels = torch.full_like(tokens, -100)
+    labels[:, :-1] = tokens[:, 1:]
+    return tokens, labels
+
+
+def memcpy(source: OffsetTokens, folder: Path) -> Batches:
+    one, other = (np.ones(2 * NUM_ROWS * ROW_LENGTH, dtype=np.int64) for _ in range(2))
+
+    def run(num_workers: int) -> Iterator[Any]:
+        while True:
+            np.copyto(one, other)
+            yield one
+
+    return run
+
+
+CASES: dict[str, Callable[[OffsetTokens, Path], Batches]] = {
+    "ours": ours,
+    "rows of one file": rows_of_one_file,
+    "nanoGPT": nanogpt_loop,
+    "TRL": trl_loader,
+    "MosaicML Streaming": streaming_loader,
+    "memcpy": memcpy,
+}
+WITHOUT_WORKERS = {"nanoGPT", "memcpy"}
+
+
+class Stretch:
+    """Seconds per batch of the next batches of a loader that stays open between rounds."""
+
+    def __init__(self, batches: Iterator[Any], num_batches: int) -> None:
+        self._batches = batches
+        self._num_batches = num_batches
+        for _ in range(WARM_UP_BATCHES):
+            next(batches)
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        for _ in range(self._num_batches):
+            next(self._batches)
+        return (time.perf_counter() - start) / self._num_batches
+
+
+def measure(builders: dict[str, Batches], num_workers: int, repeats: int, num_batches: int) -> dict[str, Any]:
+    """Tokens per second of each, opened anew for each round, so that no other's workers run beside it."""
+    cases = {name: partial(_round, build, num_workers, num_batches) for name, build in builders.items()}
+    units = dict.fromkeys(cases, NUM_ROWS * ROW_LENGTH)
+    return summarise(interleave(cases, repeats), reference="ours", units=units)
+
+
+def _round(build: Batches, num_workers: int, num_batches: int) -> float:
+    batches = build(num_workers)
+    seconds = Stretch(batches, num_batches)()
+    if hasattr(batches, "close"):
+        batches.close()
+    return seconds
+
+
+def main() -> None:
+    """Run the benchmark and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--short", action="store_true", help="3 repeats")
+    add_only_argument(parser)
+    add_output_argument(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    missing: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = open_corpus(folder / "tokens.bin")
+        builders: dict[str, Batches] = {}
+        for case, build in CASES.items():
+            if arguments.only not in case and case != "ours":
+                continue
+            try:
+                builders[case] = build(source, folder)
+            except NotInstalledError as error:
+                missing[case] = {"outcome": NOT_INSTALLED, "why": str(error)}
+        for num_workers in (0, 1, 2):
+            chosen = {case: one for case, one in builders.items() if num_workers == 0 or case not in WITHOUT_WORKERS}
+            found = measure(chosen, num_workers, 3 if arguments.short else arguments.repeats, 200)
+            found |= missing
+            results[f"{num_workers} workers"] = {case: one for case, one in found.items() if arguments.only in case}
+    report("packed_loader", results, arguments)
+
+
+if __name__ == "__main__":
+    main()
