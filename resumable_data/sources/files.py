@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from resumable_data.order.protocol import Int64Array
 
 _NOTHING_READ = "No token was read."
-_SAMPLED = 16
-_AT_ONCE_NS = 2000  # asking for a page on a disk takes longer: memory is set aside and a read is submitted
+_SAMPLED_MIN, _SAMPLED_MAX = 4, 16
+# Asking for a page on a disk takes longer than twice the time of one in memory: room is made and a read is submitted.
+# Twice that time is taken to be between these.
+_AT_ONCE_NS_MIN, _AT_ONCE_NS_MAX = 2000, 6000
 
 
 def bad_source(path: object, where: str, expected: str, found: str, remedy: str) -> SourceError:
@@ -91,6 +93,8 @@ class StoredArray:
         self._map: mmap.mmap | None = None
         self._place: tuple[Path, int, str, int, int] | None = None
         self._is_random = False
+        self._num_sampled = _SAMPLED_MAX
+        self._at_once_ns: int | None = None
 
     @classmethod
     def in_file(cls, path: Path, size: int, dtype: str, offset: int, count: int) -> StoredArray:
@@ -143,20 +147,35 @@ class StoredArray:
             self._is_random = True
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_RANDOM)
-        first = self._place[3] + starts * self.array.itemsize
-        begin = first - first % mmap.PAGESIZE
-        size = first + lengths * self.array.itemsize - begin
-        in_file = (size > 0) & (begin < len(self._map))
-        ranges = list(zip(begin[in_file].tolist(), size[in_file].tolist(), strict=True))
-        took = [self._ask_for(at, num_bytes) for at, num_bytes in ranges[:_SAMPLED]]
-        if len(took) < _SAMPLED or sorted(took)[_SAMPLED // 2] > _AT_ONCE_NS:
-            for at, num_bytes in ranges[_SAMPLED:]:
-                self._ask_for(at, num_bytes)
+        sampled = self._num_sampled
+        took = sorted(self._ask_for(starts[:sampled], lengths[:sampled]))
+        if self._at_once_ns is None and took:
+            again = sorted(self._ask_for(starts[:sampled], lengths[:sampled]))  # in memory now, or on their way there
+            self._at_once_ns = min(max(_AT_ONCE_NS_MIN, 2 * again[len(again) // 2]), _AT_ONCE_NS_MAX)
+        if self._at_once_ns is None or starts.size <= sampled:
+            return
+        if took[sampled // 2] > self._at_once_ns:
+            self._num_sampled = _SAMPLED_MAX
+            self._ask_for(starts[sampled:], lengths[sampled:])
+        else:
+            self._num_sampled = max(sampled // 2, _SAMPLED_MIN)  # where one batch is in memory, the next may well be
 
-    def _ask_for(self, at: int, num_bytes: int) -> int:
-        """Ask for the pages of a range of bytes; how long that took [ns]: next to nothing where they are in memory."""
+    def _ask_for(self, starts: Int64Array, lengths: Int64Array) -> list[int]:
+        """Ask for the pages of ranges; how long each took [ns]: next to nothing where they are in memory."""
         assert self._map is not None
-        begin = time.perf_counter_ns()
-        with contextlib.suppress(OSError):  # advice that is not taken costs time and nothing else
-            self._map.madvise(mmap.MADV_WILLNEED, at, num_bytes)
-        return time.perf_counter_ns() - begin
+        assert self._place is not None
+        first = starts * self.array.itemsize + self._place[3]
+        begins = first & -mmap.PAGESIZE
+        sizes = lengths * self.array.itemsize + (first - begins)
+        advise, clock, end, took = self._map.madvise, time.perf_counter_ns, len(self._map), []
+        before = clock()
+        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+            if size > 0 and begin < end:
+                try:  # noqa: SIM105  # `suppress` takes longer than the call
+                    advise(mmap.MADV_WILLNEED, begin, size)
+                except OSError:
+                    pass  # advice that is not taken costs time and nothing else
+            now = clock()
+            took.append(now - before)
+            before = now
+        return took
