@@ -34,12 +34,13 @@ def row_ids(rows: Pieces) -> Int64Array:
     """The ID of each row: ``(num_rows,)`` int64 in ``[0, 2**ROW_ID_BITS)``."""
     if rows.edges.size < 2:
         return np.empty(0, np.int64)
-    place = np.arange(rows.document.size) - np.repeat(rows.edges[:-1], np.diff(rows.edges))  # in its row, from 0
+    begins = rows.edges[:-1]
+    place = np.arange(rows.document.size) - np.repeat(begins, rows.edges[1:] - begins)  # in its row, from 0
     hashes = rows.document.view(np.uint64) * _DOCUMENT
     hashes += rows.start.view(np.uint64) * _START
     hashes += rows.stop.view(np.uint64) * _STOP
     hashes += place.view(np.uint64) * _PLACE
-    sums = np.add.reduceat(mix(hashes), rows.edges[:-1])
+    sums = np.add.reduceat(mix(hashes), begins)
     ids: Int64Array = (mix(sums) >> _UNUSED_BITS).view(np.int64)
     return ids
 

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from resumable_data.ledger.row_ids import row_ids
 from resumable_data.loader.fetch import Pending, ReadFailure, RequestQueue
 from resumable_data.packing.batch import IGNORED_LABEL
-from resumable_data.packing.gather import gather, prefetch
+from resumable_data.packing.gather import gather_checked, prefetch_checked
 from resumable_data.plan.packed_place import PACKED_LENGTH
 from resumable_data.sampler import repeated_positions
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from resumable_data.loader.content import PackedContent
     from resumable_data.loader.fetch import Fetched
-    from resumable_data.packing import PackedRows
+    from resumable_data.packing.checked_rows import CheckedRows
     from resumable_data.sampler import MicrobatchRows
     from resumable_data.sources import TokenSource
 
@@ -36,7 +36,7 @@ class PackedRequest(NamedTuple):
         num_filler: How many these are.
     """
 
-    rows: PackedRows
+    rows: CheckedRows
     num_filler: int
 
 
@@ -66,10 +66,10 @@ class PackedFetchDataset(torch.utils.data.Dataset["Fetched"]):
         except Exception as error:  # raised here, a StopIteration would pass for the end of the run
             details = "".join(traceback.format_exception(error))
             return ReadFailure(None, f"{type(error).__name__}: {error}", details), 0
-        return data, xxh3_64_intdigest(row_ids(rows).tobytes())
+        return data, xxh3_64_intdigest(row_ids(rows.rows).tobytes())
 
-    def _read(self, rows: PackedRows, num_filler: int) -> Any:
-        batch = gather(self._source, rows, pad_token=self._pad_token)
+    def _read(self, rows: CheckedRows, num_filler: int) -> Any:
+        batch = gather_checked(self._source, rows, pad_token=self._pad_token)
         if num_filler:
             batch.labels[-num_filler:] = IGNORED_LABEL
         data: dict[str, Any] = {
@@ -97,13 +97,16 @@ class PackedRequests(RequestQueue):
         while current is not None:
             following = next(ahead, None)
             if following is not None:
-                prefetch(source, following[1].rows)
+                prefetch_checked(source, following[1].rows)
             rows, request = current
             ids = rows.ids_bytes + rows.filler_id.to_bytes(8, sys.byteorder) * rows.num_filler
-            pending.append(Pending(rows, xxh3_64_intdigest(ids), request.rows))
+            pending.append(Pending(rows, xxh3_64_intdigest(ids), request.rows.rows))
             yield request
             current = following
 
     def _request(self, rows: MicrobatchRows) -> PackedRequest:
+        run, stride = self._content.run, rows.shape.stride
+        if not (rows.num_filler or rows.num_padding):
+            return PackedRequest(run.stretch(range(rows.start, rows.start + stride * rows.num_rows, stride)), 0)
         positions = np.concatenate((rows.positions(), repeated_positions(rows, PACKED_LENGTH)))
-        return PackedRequest(self._content.run.rows(positions), rows.num_filler)
+        return PackedRequest(run.checked(positions), rows.num_filler)

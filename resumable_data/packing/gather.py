@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -10,12 +10,13 @@ from resumable_data.errors import UsageError
 from resumable_data.order import Int64Array
 from resumable_data.packing.arguments import checked_int
 from resumable_data.packing.batch import IGNORED_LABEL, Int32Array, RowBatch, RowBuffers
-from resumable_data.packing.reading import MAX_TOKEN, begins_in_source, check_pieces, is_flat, read_tokens
+from resumable_data.packing.checked_rows import CheckedRows
+from resumable_data.packing.reading import MAX_TOKEN, read_tokens
 from resumable_data.packing.rows import PackedRows
 from resumable_data.packing.sequences import Sequences
 
 if TYPE_CHECKING:
-    from resumable_data.sources import TokenArray, TokenSource
+    from resumable_data.sources import FlatTokens, TokenArray, TokenSource
 
 _MAX_PLACES = 2**31 - 1
 """Of a batch: ``cu_seqlens`` is int32, because the kernels take it so."""
@@ -63,11 +64,18 @@ def gather(source: TokenSource, rows: PackedRows, *, pad_token: int = 0, out: Ro
         ([0, 3, 4, 6, 8], 3)
     """
     pad_token = checked_int("pad_token", pad_token, 0, MAX_TOKEN, "Pass the token that the model has for padding.")
-    used = check_pieces(source, rows)
+    return gather_checked(source, CheckedRows.of(source, rows), pad_token=pad_token, out=out)
+
+
+def gather_checked(
+    source: TokenSource, checked: CheckedRows, *, pad_token: int, out: RowBuffers | None = None
+) -> RowBatch:
+    """As `gather`, of rows that were checked against this source, and with a pad token that was."""
+    rows = checked.rows
     _check_size(rows)
     tokens, labels, position_ids = _memory(len(rows), rows.row_length, out)
-    sequences = Sequences.of(rows, used)
-    stored = read_tokens(source, rows, sequences.padding)
+    sequences = Sequences.of(rows, checked.used)
+    stored = read_tokens(source, rows, checked.begins, sequences.padding)
     _write_tokens(stored, sequences.edges, tokens.reshape(-1), labels.reshape(-1))
     for row, _, size in sequences.padding:
         tokens[row, -size:] = pad_token
@@ -84,9 +92,13 @@ def prefetch(source: TokenSource, rows: PackedRows) -> None:
     Raises:
         UsageError: when rows name documents or tokens that the source does not have.
     """
-    check_pieces(source, rows)
-    if is_flat(source):
-        source.prefetch(begins_in_source(source, rows), rows.stop - rows.start)
+    prefetch_checked(source, CheckedRows.of(source, rows))
+
+
+def prefetch_checked(source: TokenSource, checked: CheckedRows) -> None:
+    """As `prefetch`, of rows that were checked against this source."""
+    if checked.begins is not None:
+        cast("FlatTokens", source).prefetch(checked.begins, checked.rows.stop - checked.rows.start)
 
 
 def target_tokens(rows: PackedRows) -> Int64Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -42,13 +42,23 @@ def check_pieces(source: TokenSource, rows: PackedRows) -> Int64Array:
     return used
 
 
-def read_tokens(source: TokenSource, rows: PackedRows, padding: list[Padding]) -> TokenArray:
+def read_tokens(source: TokenSource, rows: PackedRows, begins: Int64Array | None, padding: list[Padding]) -> TokenArray:
     """``(k * L,)`` in the stored type or int64: the tokens of rows that were checked, and zeros in padding.
 
+    Args:
+        source: of the tokens.
+        rows: the rows.
+        begins: what `begins_in_source` gave for them; None where the source is no `FlatTokens`.
+        padding: the ends of rows that are not full.
+
     Raises:
-        SourceError: when the source gives something else than integers for a range, or a token above `MAX_TOKEN`.
+        SourceError: when the source gives something else than integers for a range, or a token above `MAX_TOKEN`, or
+            has fewer tokens than when the rows were checked.
     """
-    stored = _joined(source, rows, padding) if _is_joinable(source) else _read_each(source, rows, padding)
+    if begins is not None and _is_joinable(tokens := cast("FlatTokens", source).tokens):
+        stored = _joined(tokens, begins, rows, padding)
+    else:
+        stored = _read_each(source, rows, padding)
     _check_fits(stored)
     return stored
 
@@ -88,27 +98,30 @@ def _of_each_piece(name: str, answer: Any, rows: PackedRows) -> Int64Array:
     return values  # those from 2**63 on are negative now, as no document's are
 
 
-def _is_joinable(source: TokenSource) -> TypeGuard[FlatTokens]:
-    if not is_flat(source):
-        return False
-    tokens = source.tokens
+def _is_joinable(tokens: TokenArray) -> bool:
     return tokens.dtype.kind in "iu" and tokens.ndim == 1 and tokens.flags.c_contiguous
 
 
-def _joined(source: FlatTokens, rows: PackedRows, padding: list[Padding]) -> TokenArray:
+def _joined(tokens: TokenArray, begins: Int64Array, rows: PackedRows, padding: list[Padding]) -> TokenArray:
     """Copy out of ``source.tokens``, in the stored type.
 
     To join slices of a memoryview takes two thirds of the time of copying slices of an array one by one: no object is
     made for where they go.
     """
-    begins = begins_in_source(source, rows)
     ends = begins + (rows.stop - rows.start)
-    view = source.tokens.data
+    view = tokens.data
     parts: list[memoryview | bytes]
     parts = [view[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     for row_end in padding:
         parts.insert(row_end.after, bytes(row_end.size * view.itemsize))
-    return np.frombuffer(b"".join(parts), source.tokens.dtype)
+    stored: TokenArray = np.frombuffer(b"".join(parts), tokens.dtype)
+    num_places = len(rows) * rows.row_length
+    if stored.size != num_places:  # slices end where the tokens do, without an error
+        raise SourceError(
+            f"source.tokens must have as many tokens as when the rows were checked; found {tokens.size}, which is"
+            f" {num_places - stored.size} too few. Nothing was trained on. Correct the source: it must not change."
+        )
+    return stored
 
 
 def _read_each(source: TokenSource, rows: PackedRows, padding: list[Padding]) -> TokenArray:

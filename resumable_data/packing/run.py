@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from resumable_data.errors import RecipeMismatchError, UsageError
-from resumable_data.packing.rows import PackedRows, concatenate
+from resumable_data.packing.checked_rows import CheckedRows
 from resumable_data.packing.run_window import RunWindow, begin_of_window
 from resumable_data.plan.packed_place import PACKED_LENGTH, PackedPlace
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from resumable_data.order import Int64Array
     from resumable_data.packing.packed_tokens import PackedTokens
+    from resumable_data.packing.rows import PackedRows
 
 
 class PackedRun:
@@ -77,13 +78,29 @@ class PackedRun:
 
     def rows(self, positions: Int64Array) -> PackedRows:
         """The rows at positions ``(k,)`` int64, in this order."""
+        return self.checked(positions).rows
+
+    def checked(self, positions: Int64Array) -> CheckedRows:
+        """Likewise, with what is needed to read them.
+
+        Raises:
+            UsageError: See `CheckedRows.of`, as for the next one.
+            SourceError: See there.
+        """
         parts = list(self._parts(positions))
         if len(parts) == 1:
             ((_, window, rows),) = parts
-            return window.rows.take(rows)
+            return window.checked.take(rows)
         arrangement = np.concatenate([np.empty(0, np.int64), *(which for which, _, _ in parts)])
-        together = concatenate([window.rows.take(rows) for _, window, rows in parts], self._packed.sequence_length)
-        return together.take(np.argsort(arrangement, kind="stable"))
+        taken = [window.checked.take(rows) for _, window, rows in parts]
+        return CheckedRows.of_all(taken, self._packed.sequence_length).take(np.argsort(arrangement, kind="stable"))
+
+    def stretch(self, positions: range) -> CheckedRows:
+        """As `checked`, of at least one position; where they follow each other, without a copy of their pieces."""
+        window, first = self._window_at(positions[0])
+        if positions.step == 1 and positions[-1] < first + len(window):
+            return window.checked.stretch(positions.start - first, positions.stop - first)
+        return self.checked(np.arange(positions.start, positions.stop, positions.step))
 
     def place(self, position: int) -> PackedPlace:
         """The place at a position, with the counts of all that is behind it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from resumable_data.ledger.row_ids import row_ids
+from resumable_data.packing.checked_rows import CheckedRows
 from resumable_data.packing.policies import Carry
 from resumable_data.packing.rows import PackedRows, running_sum
 from resumable_data.plan.packed_place import PackedPlace
@@ -38,6 +40,7 @@ class RunWindow:
     def __init__(self, packed: PackedTokens, place: PackedPlace) -> None:
         planned = packed.plan(place.epoch, place.window, Carry(place.carry_document, place.carry_offset))
         self.rows = rows = planned.rows
+        self._source = packed.source
         self.ids = row_ids(rows)
         num_tokens = rows.tokens_per_row()
         self.targets = num_tokens - np.diff(rows.edges)  # the last token of a piece has no next one
@@ -59,6 +62,16 @@ class RunWindow:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.rows)
+
+    @cached_property
+    def checked(self) -> CheckedRows:
+        """Its rows, as they are read.
+
+        Raises:
+            UsageError: See `CheckedRows.of`, as for the next one.
+            SourceError: See there.
+        """
+        return CheckedRows.of(self._source, self.rows)
 
     @property
     def next(self) -> PackedPlace:

@@ -29,13 +29,16 @@ class Sequences(NamedTuple):
     @classmethod
     def of(cls, rows: PackedRows, used: Int64Array) -> Sequences:
         """The sequences of rows of which pieces take ``used``: (k,) int64 places."""
+        sizes = rows.stop - rows.start
+        listed = sizes.tolist()
+        if sum(listed) == len(rows) * rows.row_length:
+            return cls(listed, running_sum(sizes), [])
         padded = np.flatnonzero(used < rows.row_length)[::-1]
         columns = (padded, rows.edges[padded + 1], rows.row_length - used[padded])
         padding = list(map(Padding, *(column.tolist() for column in columns)))
-        sizes = (rows.stop - rows.start).tolist()
         for row_end in padding:
-            sizes.insert(row_end.after, row_end.size)
-        return cls(sizes, running_sum(np.array(sizes, dtype=np.int64)), padding)
+            listed.insert(row_end.after, row_end.size)
+        return cls(listed, running_sum(np.array(listed, dtype=np.int64)), padding)
 
     def longest(self) -> int:
         """Places of the longest; 0 where there is none."""
