@@ -12,6 +12,8 @@ import pytest
 from resumable_data import BestFit, open_tokens
 from resumable_data.errors import SourceError, UsageError
 from resumable_data.packing import PackedRows, RowBuffers, gather, prefetch, target_tokens
+from resumable_data.packing.checked_rows import CheckedRows
+from resumable_data.packing.gather import gather_checked
 from resumable_data.sources import OffsetTokens
 
 TOKENS = np.arange(100, 121, dtype=np.uint16)
@@ -229,3 +231,21 @@ def test_what_is_asked_for_ahead(tmp_path: Path, dtype: str, monkeypatch: pytest
     assert gather(source, ROWS).tokens[1].tolist() == list(range(100, 108))
     prefetch(NotFlat(), ROWS)
     assert len(asked) == 2
+
+
+def test_tokens_that_went_away_after_the_check_are_refused() -> None:
+    """A source that has fewer tokens than when its rows were checked gives an error, and no other tokens."""
+    checked = CheckedRows.of(SOURCE, ROWS)
+    with pytest.raises(SourceError, match="found 20, which is 1 too few"):
+        gather_checked(Lying(tokens=TOKENS[:20].copy()), checked, pad_token=0)
+
+
+@pytest.mark.parametrize("source", [SOURCE, NotFlat()])
+def test_checked_rows_are_found_again_in_parts(source: Any) -> None:
+    """A stretch of checked rows, and some of them, are read as rows that are checked by themselves."""
+    checked = CheckedRows.of(source, ROWS)
+    which = np.array([2, 0])
+    for part, rows in ((checked.stretch(1, 3), ROWS.take(np.array([1, 2]))), (checked.take(which), ROWS.take(which))):
+        found, expected = gather_checked(source, part, pad_token=7), gather(source, rows, pad_token=7)
+        for name in ("tokens", "labels", "position_ids", "cu_seqlens"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name))
