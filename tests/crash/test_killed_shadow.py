@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
@@ -38,6 +39,7 @@ def launch(path: str, skip: int, kill_at: tuple[int, int] | None) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_killed_on_3_and_finished_on_2(tmp_path: Path) -> None:
     """What a kill leaves is readable, lost work is told from replays, and ranks find each other without asking."""
     path = str(tmp_path / "shadow")

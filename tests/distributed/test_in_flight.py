@@ -142,6 +142,7 @@ def part_of_update(root: str, name: str, before: str, num_microbatches: int | No
     return job.loader.phase, 0.0
 
 
+@pytest.mark.slow
 def test_a_chain_of_interruptions_within_one_update_is_proven(tmp_path: Path) -> None:
     """Begun on 4 ranks, interrupted on 3, finished on 2: the gradient is right, nothing is replayed or discarded."""
     root = str(tmp_path)
@@ -296,7 +297,8 @@ def by_hand(root: str, before: str, name: str, reduction: str) -> tuple[float, b
     return relative_error(found, expected), not any(isinstance(part, FSDPModule) for part in model.modules())
 
 
-@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_gradients_that_the_loop_reduces_itself(tmp_path: Path, reduction: str) -> None:
     """Without FSDP2 and DDP they are reduced over the loader's ranks, and restored so that reducing again is right."""
     root = str(tmp_path)

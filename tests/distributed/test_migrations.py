@@ -190,6 +190,7 @@ def test_other_data_parallel_ranks_need_no_declaration(saved: Path) -> None:
     assert rd.audit_ledger(saved / "ledger").verdict == "proven"
 
 
+@pytest.mark.slow
 def test_another_tensor_parallel_degree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is declared by a file or by name, and is in the cursor, the ledger and the next run manifest."""
     root, file = str(tmp_path), str(tmp_path / "migration.json")

@@ -36,6 +36,7 @@ def test_readme_names_both_commands() -> None:
     assert re.findall(r"^make \w+", opening, re.MULTILINE) == ["make demo", "make test"]
 
 
+@pytest.mark.slow
 def test_script_killed_on_two_processes_goes_on_with_one(tmp_path: Path) -> None:
     """A process killed in mid-update costs the work since the last checkpoint and nothing else."""
     tokens, built = build_corpus(tmp_path, 16_000)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.audit import audit_cursor
 from resumable_data.cursor import STATE_NUM_BYTES, Cursor, decode_cursor
 from resumable_data.errors import ResumableDataError
 from resumable_data.order import Shuffle
+from tests.examples import examples
 from tests.unit.audit.forging import EXTREMES, numbers_under
 from tests.unit.ledger.test_fuzz import mutated
 
@@ -58,7 +59,7 @@ def test_the_cursor_that_is_mutated_is_read() -> None:
     assert (cursor.to_json(), cursor.recipe.order) == (BODY, Shuffle(23, seed=3).describe())
 
 
-@settings(max_examples=200)
+@examples(200, quick=60)
 @given(seed=st.integers(0, 1 << 32))
 def test_mutated_tensors(seed: int) -> None:
     """With the checksum as it was, and with one that is right for what is there."""
@@ -78,7 +79,7 @@ def test_random_bytes(data: bytes) -> None:
     decode(Cursor.from_json, data)
 
 
-@settings(max_examples=300)
+@examples(300, quick=80)
 @given(data=st.data())
 def test_numbers_of_any_size(data: st.DataObject) -> None:
     """One or two numbers of a cursor are anything: refused, or audited without computing with what no run reaches."""

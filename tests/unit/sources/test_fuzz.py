@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_data.errors import ResumableDataError, SourceError, UsageError
 from resumable_data.sources import megatron, open_npy, open_tokens
+from tests.examples import examples
 from tests.unit.sources.writing import flat, write_arrow, write_megatron, write_npy, write_parquet
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def few_bytes() -> Any:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=150)
+@examples(150, quick=35)
 @given(data=st.data())
 def test_changed_bytes(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
     """Some bytes of a sound file are others, or the file is cut or longer."""
@@ -67,7 +68,7 @@ def test_changed_bytes(tmp_path_factory: pytest.TempPathFactory, name: str, data
     read_all(path, **given_arguments)
 
 
-@settings(max_examples=150)
+@examples(150, quick=35)
 @given(data=st.data())
 def test_changed_index_that_was_not_looked_through(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -90,7 +91,7 @@ def test_changed_index_that_was_not_looked_through(
         assert int(source.lengths(np.arange(len(source))).sum()) == source.num_tokens
 
 
-@settings(max_examples=150)
+@examples(150, quick=35)
 @given(
     head=st.sampled_from(
         [b"", b"MMIDIDX\0\0\1\0\0\0\0\0\0\0\x08", b"\x93NUMPY\1\0", b"PAR1", b"ARROW1\0\0", b"\xff" * 4]
