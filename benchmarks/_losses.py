@@ -22,7 +22,7 @@ WHY: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "loader_overhead",
-        r"item (0|50) us, 0 workers, (ledger of|4 accumulation).*",
+        r"item (0 us, 0|50 us, [012]) workers, (ledger of|4 accumulation).*",
         "in a profile of items that cost nothing the ledger is half of ours: two write calls to the kernel for each "
         "microbatch, one before it is handed over and one at its commit, so that a killed process leaves no gap; with "
         "IDs also their packing at the least width. Without it ours takes less than a plain DataLoader.",
