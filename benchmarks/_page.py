@@ -146,7 +146,7 @@ def page(documents: Mapping[str, Mapping[str, Any]]) -> str:
 def _head() -> str:
     return (
         "# Benchmarks\n\n"
-        "`make bench` runs the suite in a short form, in under 10 minutes on 2 cores once its environments are made, "
+        "`make bench` runs the suite in a short form, "
         "and writes this page from the JSON in `benchmarks/results/`; `make bench-full` runs all cases and repeats. "
         "`make bench-check` compares the hot paths with the committed figures, and fails where one lost more than a "
         "quarter of its speed. Every time is a median of interleaved repeats, and what counts are ratios within one "
