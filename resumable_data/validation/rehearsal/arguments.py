@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -121,9 +121,9 @@ def _declared(args: argparse.Namespace, default: Declaration) -> Declaration:
     )
 
 
-def _many(parser: argparse.ArgumentParser, name: str, metavar: str, text: str, kind: object) -> None:
-    arguments = {"type": kind, "metavar": metavar, "help": f"{text}; may be given several times"}
-    parser.add_argument(name, action="append", default=[], **arguments)  # type: ignore[arg-type]
+def _many(parser: argparse.ArgumentParser, name: str, metavar: str, text: str, kind: Callable[[str], object]) -> None:
+    text = f"{text}; may be given several times"
+    parser.add_argument(name, action="append", default=[], type=kind, metavar=metavar, help=text)
 
 
 def _limit(text: str) -> tuple[str, float]:
