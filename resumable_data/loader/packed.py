@@ -14,7 +14,8 @@ from xxhash import xxh3_64_intdigest
 from resumable_data.ledger.row_ids import row_ids
 from resumable_data.loader.fetch import Pending, ReadFailure, RequestQueue
 from resumable_data.packing.batch import IGNORED_LABEL
-from resumable_data.packing.gather import gather_checked, prefetch_checked
+from resumable_data.packing.gather import prefetch_checked
+from resumable_data.packing.stored_rows import StoredRows
 from resumable_data.plan.packed_place import PACKED_LENGTH
 from resumable_data.sampler import repeated_positions
 
@@ -40,12 +41,51 @@ class PackedRequest(NamedTuple):
     num_filler: int
 
 
+class StoredMicrobatch:
+    """A microbatch's rows as their source stores them, which become the data where they are handed over.
+
+    Sent from a worker so, a token takes the bytes that it has in the source and travels through the worker's pipe. As
+    the tensors that a model takes it would take 20, and each of the four tensors a shared memory of its own, which
+    takes a process longer to open than all else that is done for a microbatch (`benchmarks.packed_loader`).
+
+    Args:
+        rows: The rows, filler rows last.
+        num_filler: How many these are.
+        pad_token: Where a row holds no token of a document.
+    """
+
+    __slots__ = ("num_filler", "pad_token", "rows")
+
+    def __init__(self, rows: StoredRows, num_filler: int, pad_token: int) -> None:
+        self.rows = rows
+        self.num_filler = num_filler
+        self.pad_token = pad_token
+
+    def data(self) -> dict[str, Any]:
+        """The data, see `PackedFetchDataset`."""
+        batch = self.rows.write(pad_token=self.pad_token)
+        if self.num_filler:
+            batch.labels[-self.num_filler :] = IGNORED_LABEL
+        data: dict[str, Any] = {
+            name: torch.from_numpy(getattr(batch, name)) for name in ("tokens", "labels", "position_ids", "cu_seqlens")
+        }
+        data["max_seqlen"] = batch.max_seqlen
+        return data
+
+    def pin_memory(self) -> dict[str, Any]:
+        """The data in pinned memory: what a DataLoader's pinning thread calls."""
+        return {
+            name: value.pin_memory() if isinstance(value, torch.Tensor) else value
+            for name, value in self.data().items()
+        }
+
+
 class PackedFetchDataset(torch.utils.data.Dataset["Fetched"]):
     """Turns a source of tokens into one whose items are whole microbatches, asked for by a `PackedRequest`.
 
     The data is a dictionary: ``tokens`` and ``labels`` (rows, length) int64, ``position_ids`` (rows, length) int32,
     ``cu_seqlens`` (sequences + 1,) int32 and ``max_seqlen`` int, see `resumable_data.packing.gather`. Filler rows have
-    no labels.
+    no labels. An item is a `StoredMicrobatch` of it, or what `transform` made of it.
 
     Args:
         source: The documents.
@@ -62,21 +102,12 @@ class PackedFetchDataset(torch.utils.data.Dataset["Fetched"]):
         """Read the rows of one microbatch."""
         rows, num_filler = request
         try:
-            data = self._read(rows, num_filler)
+            stored = StoredMicrobatch(StoredRows.read(self._source, rows), num_filler, self._pad_token)
+            data = stored if self._transform is None else self._transform(stored.data())
         except Exception as error:  # raised here, a StopIteration would pass for the end of the run
             details = "".join(traceback.format_exception(error))
             return ReadFailure(None, f"{type(error).__name__}: {error}", details), 0
         return data, xxh3_64_intdigest(row_ids(rows.rows).tobytes())
-
-    def _read(self, rows: CheckedRows, num_filler: int) -> Any:
-        batch = gather_checked(self._source, rows, pad_token=self._pad_token)
-        if num_filler:
-            batch.labels[-num_filler:] = IGNORED_LABEL
-        data: dict[str, Any] = {
-            name: torch.from_numpy(getattr(batch, name)) for name in ("tokens", "labels", "position_ids", "cu_seqlens")
-        }
-        data["max_seqlen"] = batch.max_seqlen
-        return data if self._transform is None else self._transform(data)
 
 
 class PackedRequests(RequestQueue):

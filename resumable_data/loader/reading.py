@@ -14,6 +14,7 @@ from resumable_data.loader.fetch import (
     unreadable,
 )
 from resumable_data.loader.microbatch import Microbatch
+from resumable_data.loader.packed import StoredMicrobatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +101,8 @@ class Reader:
                     session.deliver(rows, digest, omitted)
                     yield Microbatch(data.data, rows, unreadable=omitted)
                     continue
+                if type(data) is StoredMicrobatch:
+                    data = data.data()
                 session.deliver(rows, digest, packed=packed)
                 yield Microbatch(data, rows, packed=packed)
         finally:

@@ -6,20 +6,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from resumable_data.errors import UsageError
 from resumable_data.order import Int64Array
 from resumable_data.packing.arguments import checked_int
-from resumable_data.packing.batch import IGNORED_LABEL, Int32Array, RowBatch, RowBuffers
+from resumable_data.packing.batch import RowBatch, RowBuffers
 from resumable_data.packing.checked_rows import CheckedRows
-from resumable_data.packing.reading import MAX_TOKEN, read_tokens
+from resumable_data.packing.reading import MAX_TOKEN
 from resumable_data.packing.rows import PackedRows
-from resumable_data.packing.sequences import Sequences
+from resumable_data.packing.stored_rows import StoredRows
 
 if TYPE_CHECKING:
-    from resumable_data.sources import FlatTokens, TokenArray, TokenSource
-
-_MAX_PLACES = 2**31 - 1
-"""Of a batch: ``cu_seqlens`` is int32, because the kernels take it so."""
+    from resumable_data.sources import FlatTokens, TokenSource
 
 
 def gather(source: TokenSource, rows: PackedRows, *, pad_token: int = 0, out: RowBuffers | None = None) -> RowBatch:
@@ -64,24 +60,7 @@ def gather(source: TokenSource, rows: PackedRows, *, pad_token: int = 0, out: Ro
         ([0, 3, 4, 6, 8], 3)
     """
     pad_token = checked_int("pad_token", pad_token, 0, MAX_TOKEN, "Pass the token that the model has for padding.")
-    return gather_checked(source, CheckedRows.of(source, rows), pad_token=pad_token, out=out)
-
-
-def gather_checked(
-    source: TokenSource, checked: CheckedRows, *, pad_token: int, out: RowBuffers | None = None
-) -> RowBatch:
-    """As `gather`, of rows that were checked against this source, and with a pad token that was."""
-    rows = checked.rows
-    _check_size(rows)
-    tokens, labels, position_ids = _memory(len(rows), rows.row_length, out)
-    sequences = Sequences.of(rows, checked.used)
-    stored = read_tokens(source, rows, checked.begins, sequences.padding)
-    _write_tokens(stored, sequences.edges, tokens.reshape(-1), labels.reshape(-1))
-    for row, _, size in sequences.padding:
-        tokens[row, -size:] = pad_token
-        labels[row, -size:] = IGNORED_LABEL
-    sequences.write_positions(position_ids.reshape(-1))
-    return RowBatch(tokens, labels, position_ids, sequences.edges.astype(np.int32), sequences.longest())
+    return StoredRows.read(source, CheckedRows.of(source, rows)).write(pad_token=pad_token, out=out)
 
 
 def prefetch(source: TokenSource, rows: PackedRows) -> None:
@@ -104,27 +83,3 @@ def prefetch_checked(source: TokenSource, checked: CheckedRows) -> None:
 def target_tokens(rows: PackedRows) -> Int64Array:
     """``(k,)`` int64, the labels of each row that are a token: of each piece one less than its tokens."""
     return rows.tokens_per_row() - np.diff(rows.edges)
-
-
-def _memory(num_rows: int, row_length: int, out: RowBuffers | None) -> tuple[Int64Array, Int64Array, Int32Array]:
-    """``(num_rows, row_length)`` tokens, labels and positions to write to."""
-    if out is not None:
-        return out.first(num_rows, row_length)
-    shape = (num_rows, row_length)
-    return np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.int32)
-
-
-def _check_size(rows: PackedRows) -> None:
-    num_places = len(rows) * rows.row_length
-    if num_places > _MAX_PLACES:
-        raise UsageError(
-            f"a batch must have fewer than 2**31 places; found {num_places}, {len(rows)} rows of {rows.row_length}."
-            " cu_seqlens, which kernels take as int32, would wrap around. Gather fewer rows at a time."
-        )
-
-
-def _write_tokens(stored: TokenArray, edges: Int64Array, tokens: Int64Array, labels: Int64Array) -> None:
-    """Cast ``(n,)`` tokens, and as labels the next of each; at a sequence's end there is none."""
-    tokens[:] = stored
-    labels[:-1] = stored[1:]
-    labels[edges[1:] - 1] = IGNORED_LABEL

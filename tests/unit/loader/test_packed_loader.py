@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from resumable_data import (
     BestFit,
@@ -34,7 +37,9 @@ from resumable_data.errors import (
     SampleReadError,
     UsageError,
 )
+from resumable_data.loader.packed import PackedFetchDataset, PackedRequest
 from resumable_data.packing import PackedRun
+from resumable_data.packing.checked_rows import CheckedRows
 from resumable_data.packing.run import _planner
 from tests.packed_jobs import LENGTHS, POLICIES, PackedJob, PackedProgress, make_oracle, make_packed, make_source
 from tests.simulated_ranks import Numbers
@@ -616,3 +621,38 @@ def test_pieces_stay_with_a_microbatch_that_is_moved() -> None:
     rows = make_oracle().run(1)
     found = [pieces for _, microbatch in zip(range(4), loader, strict=False) for pieces in keep_pieces(microbatch)]
     assert found == [row.pieces for row in rows[:6]]
+
+
+def test_workers_send_tokens_as_they_are_stored() -> None:
+    """What a worker sends of a microbatch is the tokens in their stored type, and no shared memory of a tensor."""
+    source = open_tokens(np.arange(100_000, dtype=np.uint16) % 50_000, lengths=[100_000])
+    rows = BestFit().pack(source.lengths(np.arange(1)), 2048)
+    fetcher = PackedFetchDataset(source, pad_token=0, transform=None)
+    item = fetcher[PackedRequest(CheckedRows.of(source, rows), 0)]
+    sent = ForkingPickler.dumps(item)
+    assert 2 * len(rows) * 2048 < len(sent) < 2 * len(rows) * 2048 + 4096
+    received = pickle.loads(sent)[0].data()
+    assert all(np.array_equal(received[name], tensor) for name, tensor in item[0].data().items())
+    assert received["tokens"].dtype == torch.int64
+
+
+def test_pinning_makes_the_tensors_that_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DataLoader's pinning thread gets the tensors of the data, each pinned, filler rows without labels."""
+    pinned: list[int] = []
+
+    def pin(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+        pinned.append(tensor.data_ptr())
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    source = make_source([3, 5, 4])
+    rows = BestFit().pack(source.lengths(np.arange(3)), 8)
+    stored, digest = PackedFetchDataset(source, pad_token=7, transform=None)[
+        PackedRequest(CheckedRows.of(source, rows), 1)
+    ]
+    data, same = pin_memory((stored, digest))
+    assert same == digest
+    assert len(pinned) == len(set(pinned)) == 4
+    assert all(np.array_equal(data[name], tensor) for name, tensor in stored.data().items())
+    assert (data["labels"][-1] == -100).all()
+    assert (data["labels"][0] != -100).any()

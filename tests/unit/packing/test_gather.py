@@ -13,7 +13,7 @@ from resumable_data import BestFit, open_tokens
 from resumable_data.errors import SourceError, UsageError
 from resumable_data.packing import PackedRows, RowBuffers, gather, prefetch, target_tokens
 from resumable_data.packing.checked_rows import CheckedRows
-from resumable_data.packing.gather import gather_checked
+from resumable_data.packing.stored_rows import StoredRows
 from resumable_data.sources import OffsetTokens
 
 TOKENS = np.arange(100, 121, dtype=np.uint16)
@@ -237,7 +237,7 @@ def test_tokens_that_went_away_after_the_check_are_refused() -> None:
     """A source that has fewer tokens than when its rows were checked gives an error, and no other tokens."""
     checked = CheckedRows.of(SOURCE, ROWS)
     with pytest.raises(SourceError, match="found 20, which is 1 too few"):
-        gather_checked(Lying(tokens=TOKENS[:20].copy()), checked, pad_token=0)
+        StoredRows.read(Lying(tokens=TOKENS[:20].copy()), checked)
 
 
 @pytest.mark.parametrize("source", [SOURCE, NotFlat()])
@@ -246,6 +246,6 @@ def test_checked_rows_are_found_again_in_parts(source: Any) -> None:
     checked = CheckedRows.of(source, ROWS)
     which = np.array([2, 0])
     for part, rows in ((checked.stretch(1, 3), ROWS.take(np.array([1, 2]))), (checked.take(which), ROWS.take(which))):
-        found, expected = gather_checked(source, part, pad_token=7), gather(source, rows, pad_token=7)
+        found, expected = StoredRows.read(source, part).write(pad_token=7), gather(source, rows, pad_token=7)
         for name in ("tokens", "labels", "position_ids", "cu_seqlens"):
             assert np.array_equal(getattr(found, name), getattr(expected, name))
