@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import stat
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from resumable_data.errors import SourceError
 from resumable_data.ledger.frames import shown
+from resumable_data.sources.page_requests import PageRequests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from resumable_data.order.protocol import Int64Array
 
 _NOTHING_READ = "No token was read."
-_SAMPLED_MIN, _SAMPLED_MAX = 4, 16
-# Asking for a page on a disk takes longer than twice the time of one in memory: room is made and a read is submitted.
-# Twice that time is taken to be between these.
-_AT_ONCE_NS_MIN, _AT_ONCE_NS_MAX = 2000, 6000
 
 
 def bad_source(path: object, where: str, expected: str, found: str, remedy: str) -> SourceError:
@@ -90,11 +85,8 @@ class StoredArray:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array.view()
         self.array.flags.writeable = False
-        self._map: mmap.mmap | None = None
+        self._requests: PageRequests | None = None
         self._place: tuple[Path, int, str, int, int] | None = None
-        self._is_random = False
-        self._num_sampled = _SAMPLED_MAX
-        self._at_once_ns: int | None = None
 
     @classmethod
     def in_file(cls, path: Path, size: int, dtype: str, offset: int, count: int) -> StoredArray:
@@ -121,12 +113,13 @@ class StoredArray:
                     "hold other tokens than were planned. Leave files alone while they are read; open the source again."
                 )
             mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+            requests = PageRequests(descriptor, mapped)
         except (OSError, ValueError) as error:
             raise SourceError(f"cannot map {shown(path)}: {error}. {_NOTHING_READ}") from None
         finally:
             os.close(descriptor)
         stored = cls(np.frombuffer(mapped, dtype, count, offset))
-        stored._map, stored._place = mapped, (path, size, dtype, offset, count)
+        stored._requests, stored._place = requests, (path, size, dtype, offset, count)
         return stored
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,45 +130,8 @@ class StoredArray:
     def prefetch(self, starts: Int64Array, lengths: Int64Array) -> None:
         """Ask the operating system for the pages of ranges that are read soon; does nothing in memory.
 
-        Where a sample of them is in the page cache already, the rest is not asked for: that would cost as much as
-        reading them.
+        Where a sample of them is in the page cache already, the rest is not asked for, see `PageRequests`.
         """
-        if self._map is None or self._place is None or not hasattr(self._map, "madvise"):
-            return
-        if not self._is_random:
-            # Reading ahead of a page fault brings in documents that nobody asked for, and slows down those asked for.
-            self._is_random = True
-            with contextlib.suppress(OSError):
-                self._map.madvise(mmap.MADV_RANDOM)
-        sampled = self._num_sampled
-        took = sorted(self._ask_for(starts[:sampled], lengths[:sampled]))
-        if self._at_once_ns is None and took:
-            again = sorted(self._ask_for(starts[:sampled], lengths[:sampled]))  # in memory now, or on their way there
-            self._at_once_ns = min(max(_AT_ONCE_NS_MIN, 2 * again[len(again) // 2]), _AT_ONCE_NS_MAX)
-        if self._at_once_ns is None or starts.size <= sampled:
-            return
-        if took[sampled // 2] > self._at_once_ns:
-            self._num_sampled = _SAMPLED_MAX
-            self._ask_for(starts[sampled:], lengths[sampled:])
-        else:
-            self._num_sampled = max(sampled // 2, _SAMPLED_MIN)  # where one batch is in memory, the next may well be
-
-    def _ask_for(self, starts: Int64Array, lengths: Int64Array) -> list[int]:
-        """Ask for the pages of ranges; how long each took [ns]: next to nothing where they are in memory."""
-        assert self._map is not None
-        assert self._place is not None
-        first = starts * self.array.itemsize + self._place[3]
-        begins = first & -mmap.PAGESIZE
-        sizes = lengths * self.array.itemsize + (first - begins)
-        advise, clock, end, took = self._map.madvise, time.perf_counter_ns, len(self._map), []
-        before = clock()
-        for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
-            if size > 0 and begin < end:
-                try:  # noqa: SIM105  # `suppress` takes longer than the call
-                    advise(mmap.MADV_WILLNEED, begin, size)
-                except OSError:
-                    pass  # advice that is not taken costs time and nothing else
-            now = clock()
-            took.append(now - before)
-            before = now
-        return took
+        if self._requests is not None and self._place is not None:
+            itemsize = self.array.itemsize
+            self._requests.ask(starts * itemsize + self._place[3], lengths * itemsize)
