@@ -1,10 +1,11 @@
 """How many tokens per second does a whole loader hand to the loop, beside other loaders of the same file?
 
-A mapped file of uint16 tokens in the page cache, batches of 16 rows of 2,048 tokens as int64, with labels:
+A mapped file of uint16 tokens in the page cache, batches of 32,768 tokens as int64, with labels, as rows of 2,048 and
+of 8,192:
 
 * ours: documents packed by best fit, with positions and document borders, each update committed, a ledger of digests;
-* rows of one file: a plain DataLoader whose item is the next 2,048 tokens at a random place and their labels; it knows
-  no documents;
+* rows of one file: a plain DataLoader whose item is a row's tokens at a random place and their labels; it knows no
+  documents;
 * nanoGPT: the ``get_batch`` of its train.py, which has no workers;
 * TRL: rows of a packed Hugging Face dataset, in a DataLoader with the collator of TRL's trainer;
 * MosaicML Streaming: packed rows written as MDS, read by its StreamingDataLoader, labels by a shift.
@@ -37,7 +38,8 @@ from benchmarks.packed_gather import open_corpus, packed_rows
 from resumable_data.packing import gather
 from resumable_data.sources import OffsetTokens
 
-ROW_LENGTH, NUM_ROWS = 2048, 16
+BATCH = 32_768
+ROW_LENGTHS = (2048, 8192)
 WARM_UP_BATCHES = 32
 Batches = Callable[[int], Iterator[Any]]
 
@@ -45,14 +47,16 @@ Batches = Callable[[int], Iterator[Any]]
 class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Item k is the k-th stretch of a file, and its labels."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, row_length: int) -> None:
         self._tokens = np.memmap(path, dtype=np.uint16, mode="r")
+        self._length = row_length
 
     def __len__(self) -> int:
-        return (len(self._tokens) - 1) // ROW_LENGTH
+        return (len(self._tokens) - 1) // self._length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        part = torch.from_numpy(self._tokens[index * ROW_LENGTH : (index + 1) * ROW_LENGTH + 1].astype(np.int64))
+        begin = index * self._length
+        part = torch.from_numpy(self._tokens[begin : begin + self._length + 1].astype(np.int64))
         return part[:-1], part[1:]
 
 
@@ -61,13 +65,13 @@ def _endless(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def ours(source: OffsetTokens, folder: Path) -> Batches:
-    packed = rd.PackedTokens(source, sequence_length=ROW_LENGTH)
+def ours(source: OffsetTokens, folder: Path, row_length: int) -> Batches:
+    packed, num_rows = rd.PackedTokens(source, sequence_length=row_length), BATCH // row_length
 
     def run(num_workers: int) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(dir=folder) as ledger:
             loader = rd.ResumableLoader(
-                packed, global_batch=NUM_ROWS, microbatch=NUM_ROWS, num_workers=num_workers, ledger=ledger
+                packed, global_batch=num_rows, microbatch=num_rows, num_workers=num_workers, ledger=ledger
             )
             with loader:
                 for microbatch in loader:
@@ -77,44 +81,44 @@ def ours(source: OffsetTokens, folder: Path) -> Batches:
     return run
 
 
-def rows_of_one_file(source: OffsetTokens, folder: Path) -> Batches:
-    rows = Rows(folder / "tokens.bin")
+def rows_of_one_file(source: OffsetTokens, folder: Path, row_length: int) -> Batches:
+    rows = Rows(folder / "tokens.bin", row_length)
     return lambda num_workers: _endless(
-        torch.utils.data.DataLoader(rows, batch_size=NUM_ROWS, shuffle=True, num_workers=num_workers)
+        torch.utils.data.DataLoader(rows, batch_size=BATCH // row_length, shuffle=True, num_workers=num_workers)
     )
 
 
-def nanogpt_loop(source: OffsetTokens, folder: Path) -> Batches:
-    get_batch = nanogpt(source, folder / "tokens.bin", packed_rows(source, ROW_LENGTH), NUM_ROWS)
+def nanogpt_loop(source: OffsetTokens, folder: Path, row_length: int) -> Batches:
+    get_batch = nanogpt(source, folder / "tokens.bin", packed_rows(source, row_length), BATCH // row_length)
     return lambda num_workers: iter(get_batch, None)
 
 
-def trl_loader(source: OffsetTokens, folder: Path) -> Batches:
-    packed, collate = pack_for_trl(source, ROW_LENGTH)
+def trl_loader(source: OffsetTokens, folder: Path, row_length: int) -> Batches:
+    packed, collate = pack_for_trl(source, row_length)
     return lambda num_workers: _endless(
         torch.utils.data.DataLoader(
-            packed, batch_size=NUM_ROWS, shuffle=True, collate_fn=collate, num_workers=num_workers
+            packed, batch_size=BATCH // row_length, shuffle=True, collate_fn=collate, num_workers=num_workers
         )
     )
 
 
-def streaming_loader(source: OffsetTokens, folder: Path) -> Batches:
+def streaming_loader(source: OffsetTokens, folder: Path, row_length: int) -> Batches:
     try:
         from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
     except Exception as error:
         raise NotInstalledError(f"{type(error).__name__}: {error}") from None
-    rows = packed_rows(source, ROW_LENGTH)
+    rows = packed_rows(source, row_length)
     tokens = gather(source, rows.take(np.arange(min(len(rows), 4096)))).tokens.astype(np.uint16)
-    place = folder / "mds"
+    place = folder / f"mds-{row_length}"
     with contextlib.redirect_stdout(io.StringIO()):
         with MDSWriter(out=str(place), columns={"tokens": "ndarray:uint16"}) as writer:
             for row in tokens:
                 writer.write({"tokens": row})
-        dataset: Any = StreamingDataset(local=str(place), shuffle=True, batch_size=NUM_ROWS)
+        dataset: Any = StreamingDataset(local=str(place), shuffle=True, batch_size=BATCH // row_length)
 
     def run(num_workers: int) -> Iterator[Any]:
         loader = StreamingDataLoader(
-            dataset, batch_size=NUM_ROWS, num_workers=num_workers, collate_fn=_shifted, drop_last=True
+            dataset, batch_size=BATCH // row_length, num_workers=num_workers, collate_fn=_shifted, drop_last=True
         )
         return _endless(loader)
 
@@ -128,8 +132,8 @@ def _shifted(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, labels
 
 
-def memcpy(source: OffsetTokens, folder: Path) -> Batches:
-    one, other = (np.ones(2 * NUM_ROWS * ROW_LENGTH, dtype=np.int64) for _ in range(2))
+def memcpy(source: OffsetTokens, folder: Path, row_length: int) -> Batches:
+    one, other = (np.ones(2 * BATCH, dtype=np.int64) for _ in range(2))
 
     def run(num_workers: int) -> Iterator[Any]:
         while True:
@@ -139,7 +143,7 @@ def memcpy(source: OffsetTokens, folder: Path) -> Batches:
     return run
 
 
-CASES: dict[str, Callable[[OffsetTokens, Path], Batches]] = {
+CASES: dict[str, Callable[[OffsetTokens, Path, int], Batches]] = {
     "ours": ours,
     "rows of one file": rows_of_one_file,
     "nanoGPT": nanogpt_loop,
@@ -148,6 +152,22 @@ CASES: dict[str, Callable[[OffsetTokens, Path], Batches]] = {
     "memcpy": memcpy,
 }
 WITHOUT_WORKERS = {"nanoGPT", "memcpy"}
+
+
+def build_all(
+    source: OffsetTokens, folder: Path, row_length: int, only: str
+) -> tuple[dict[str, Batches], dict[str, Any]]:
+    """Ours and the others that `only` names, and what is told of those that are not installed."""
+    builders: dict[str, Batches] = {}
+    missing: dict[str, Any] = {}
+    for case, build in CASES.items():
+        if only not in case and case != "ours":
+            continue
+        try:
+            builders[case] = build(source, folder, row_length)
+        except NotInstalledError as error:
+            missing[case] = {"outcome": NOT_INSTALLED, "why": str(error)}
+    return builders, missing
 
 
 class Stretch:
@@ -169,7 +189,7 @@ class Stretch:
 def measure(builders: dict[str, Batches], num_workers: int, repeats: int, num_batches: int) -> dict[str, Any]:
     """Tokens per second of each, opened anew for each round, so that no other's workers run beside it."""
     cases = {name: partial(_round, build, num_workers, num_batches) for name, build in builders.items()}
-    units = dict.fromkeys(cases, NUM_ROWS * ROW_LENGTH)
+    units = dict.fromkeys(cases, BATCH)
     return summarise(interleave(cases, repeats), reference="ours", units=units)
 
 
@@ -185,29 +205,24 @@ def main() -> None:
     """Run the benchmark and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--short", action="store_true", help="3 repeats")
+    parser.add_argument("--short", action="store_true", help="3 repeats of 50 batches")
     add_only_argument(parser)
     add_output_argument(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
-    missing: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        source = open_corpus(folder / "tokens.bin")
-        builders: dict[str, Batches] = {}
-        for case, build in CASES.items():
-            if arguments.only not in case and case != "ours":
-                continue
-            try:
-                builders[case] = build(source, folder)
-            except NotInstalledError as error:
-                missing[case] = {"outcome": NOT_INSTALLED, "why": str(error)}
-        for num_workers in (0, 1, 2):
-            chosen = {case: one for case, one in builders.items() if num_workers == 0 or case not in WITHOUT_WORKERS}
-            found = measure(chosen, num_workers, 3 if arguments.short else arguments.repeats, 200)
-            found |= missing
-            results[f"{num_workers} workers"] = {case: one for case, one in found.items() if arguments.only in case}
+        source = open_corpus(Path(name) / "tokens.bin")
+        for row_length in ROW_LENGTHS:
+            builders, missing = build_all(source, Path(name), row_length, arguments.only)
+            for num_workers in (0, 1, 2):
+                chosen = {
+                    case: one for case, one in builders.items() if num_workers == 0 or case not in WITHOUT_WORKERS
+                }
+                repeats, num_batches = (3, 50) if arguments.short else (arguments.repeats, 200)
+                found = measure(chosen, num_workers, repeats, num_batches) | missing
+                case = f"rows of {row_length:,}, {num_workers} workers"
+                results[case] = {name: one for name, one in found.items() if arguments.only in name}
     report("packed_loader", results, arguments)
 
 
