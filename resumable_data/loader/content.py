@@ -39,10 +39,14 @@ class Content(Protocol):
 
     Attributes:
         default_normalize: What the gradient is a mean over where the user does not say.
+        order: Of the samples, or of the documents that are packed.
+        packed: The packed rows; None where samples are read.
         requests: What it is asked for.
     """
 
     default_normalize: str
+    order: Order
+    packed: PackedTokens | None
     requests: RequestQueue
 
     @property
@@ -106,7 +110,8 @@ class SampleContent:
         on_unreadable: str | None,
     ) -> None:
         length = check_dataset(dataset)
-        self._order = choose_order(order, length, seed)
+        self.packed: PackedTokens | None = None
+        self.order = choose_order(order, length, seed)
         self._targets = None if num_target_tokens is None else TargetTokens(num_target_tokens, length=length)
         self.fetcher = (SeededFetchDataset if seed_samples else FetchDataset)(
             dataset, collate_fn or default_collate, seed=seed, substitutes=on_unreadable is not None
@@ -137,7 +142,7 @@ class SampleContent:
                 "rows have their tokens counted before they are read."
             )
         return new_cursor(
-            self._order, global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
+            self.order, global_batch=global_batch, tail=tail, normalize=normalize, fingerprint=fingerprint
         )
 
     def describe_change(self, recipe: Recipe) -> str:
@@ -150,7 +155,7 @@ class SampleContent:
 
     def rank_rows(self, schedule: RunSchedule, layout: RankLayout, weight: LossWeight) -> RankRows:
         """One rank's rows."""
-        return RankRows(self._order, schedule=schedule, layout=layout, weight=weight)
+        return RankRows(self.order, schedule=schedule, layout=layout, weight=weight)
 
 
 class PackedContent:
@@ -171,6 +176,8 @@ class PackedContent:
         for name, value in unused.items():
             if value is not None and value is not False:
                 raise UsageError(f"{name}= is for a dataset of samples; packed rows have no use for it. Leave it out.")
+        self.order = packed.order
+        self.packed: PackedTokens | None = packed
         self._packed = packed
         self._schedule: PackedSchedule | None = None
         self.fetcher = PackedFetchDataset(packed.source, pad_token=packed.pad_token, transform=collate_fn)

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from resumable_data.checkpoint.migration.carried import Carried
     from resumable_data.cursor import Cursor, Phase, RecipeChange
+    from resumable_data.loader.content import Content
     from resumable_data.loader.microbatch import Microbatch
     from resumable_data.order import Order
-    from resumable_data.sampler import MicrobatchRows, Topology
+    from resumable_data.sampler import MicrobatchRows, RankRows, Topology
     from resumable_data.sampler.state import State
     from resumable_data.sampler.targets import NumTargetTokens
 
@@ -200,8 +201,11 @@ class ResumableLoader:
 
     def _rows(self) -> Iterator[MicrobatchRows]:
         """This rank's rows from the cursor on."""
-        rows = self._content.rank_rows(self._settings.schedule, self._settings.layout, self._weight)
-        return rows.from_place(**self._session.place)
+        return self.rank_rows(self._settings.layout).from_place(**self._session.place)
+
+    def rank_rows(self, layout: RankLayout) -> RankRows:
+        """The rows that a rank of another layout would read of this run; nothing is read."""
+        return self._content.rank_rows(self._settings.schedule, layout, self._weight)
 
     def updates(self) -> Iterator[Update]:
         """The same as iterating the loader, an update at a time, its microbatches already fetched."""
@@ -234,6 +238,21 @@ class ResumableLoader:
     def run_id(self) -> str:
         """The run that this loader reads for; empty before the first microbatch of a new one."""
         return self._session.run_id
+
+    @property
+    def content(self) -> Content:
+        """What is read: samples in an order, or packed rows."""
+        return self._content
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs of the run, None without an end."""
+        return self._settings.epochs
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where deliveries are recorded, if anywhere."""
+        return self._settings.ledger
 
     @property
     def topology(self) -> Topology:

@@ -64,10 +64,9 @@ class OrderWatch:
 
 def expected_updates(loader: ResumableLoader) -> Iterator[Expected]:
     """Index, samples and coverage digest of each update from the cursor on, as one rank would read it."""
-    cursor, settings = loader.cursor, loader._settings
-    layout = dataclasses.replace(loader.layout, rank=0, num_replicas=1)
-    rows = loader._content.rank_rows(settings.schedule, layout, loader._weight)
-    together = rows.from_place(update=cursor.next_index, epoch=cursor.epoch, offset=cursor.offset)
+    cursor = loader.cursor
+    alone = dataclasses.replace(loader.layout, rank=0, num_replicas=1)
+    together = loader.rank_rows(alone).from_place(update=cursor.next_index, epoch=cursor.epoch, offset=cursor.offset)
     for update, microbatches in groupby(together, key=lambda one: one.update):
         samples, lanes = 0, NO_ROWS
         for one in microbatches:

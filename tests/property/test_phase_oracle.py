@@ -217,7 +217,7 @@ def test_an_update_interrupted_any_number_of_times_is_whole(
             assert run.read(job, update, None, last[1])
         run.finish(job, update)
         for rest in oracle.upcoming():
-            run.read(job, rest, None, job.loaders[0]._settings.layout.microbatch)
+            run.read(job, rest, None, job.loaders[0].layout.microbatch)
             run.finish(job, rest)
         job.save()
         expect_full_coverage(job.loaders[0].cursor, oracle)

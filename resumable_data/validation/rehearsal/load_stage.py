@@ -62,8 +62,7 @@ def check_ledger(job: Job, context: Context) -> Check:
 
 def ledger_of(loader: ResumableLoader) -> Path | None:
     """The directory of a loader's ledger."""
-    ledger = loader._settings.ledger
-    return None if ledger is None else ledger.path
+    return None if loader.ledger is None else loader.ledger.path
 
 
 def load(job: Job, options: Options) -> str:

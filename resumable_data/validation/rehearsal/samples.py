@@ -85,9 +85,9 @@ def _expected(
     described = saved.recipe.order
     if start.recipe.counts_batches or origin.recipe.is_packed != start.recipe.is_packed:
         return None, []
-    epochs = loader._settings.epochs
-    if start.recipe.is_packed:
-        packed = loader._content._packed  # type: ignore[attr-defined]  # it is there where rows are packed
+    epochs = loader.epochs
+    packed = loader.content.packed
+    if packed is not None:
         if packed.describe() != described:
             return None, [finding("RD984", "order", expected=str(described), found=str(packed.describe()))]
         return expected_rows(packed, origin if origin.position == start.position else start, start, epochs), []
@@ -100,7 +100,7 @@ def _order_of(described: dict[str, Any], loader: ResumableLoader) -> Order | Non
     try:
         return order_from_description(described)
     except UsageError:
-        own: Order = loader._content._order  # type: ignore[attr-defined]  # it is there where samples are read
+        own = loader.content.order
         return own if own.describe() == described else None
 
 

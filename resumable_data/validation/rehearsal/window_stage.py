@@ -57,7 +57,7 @@ def check_coverage(job: Job, declaration: Declaration) -> Check:
     After `ResumableLoader.check_agreement`, and after the loader was closed; on the first process.
     """
     loader, bound = job.loader, declaration.continuity
-    packed = getattr(loader._content, "_packed", None)
+    packed = loader.content.packed
     reports: list[AuditReport] = [audit_cursor(loader.cursor, since_take_over=True, packed=packed)]
     ledger = ledger_of(loader)
     if ledger is not None:
