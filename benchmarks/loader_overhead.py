@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,17 @@ import torch
 import torch.utils.data
 
 import resumable_data as rd
+from benchmarks._apart import Cost, cost_of_batches, interleave_apart, summarise_apart
 from benchmarks._items import BusyItems
-from benchmarks._measure import add_output_argument, interleave, report, summarise
+from benchmarks._measure import add_output_argument, report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ITEM_COST_S = 50e-6
 NUM_SAMPLES = 1_000_000
 MICROBATCH = 8
+WARM_UP_BATCHES = 32
 
 
 def plain_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
@@ -62,18 +63,6 @@ def our_batches(dataset: Any, num_workers: int, accumulation_steps: int, ids: st
                     loader.commit()
 
 
-def seconds_per_batch(batches: Iterator[Any], num_batches: int) -> float:
-    """Seconds per batch, after the first ones, which start the workers."""
-    for _ in range(32):
-        next(batches)
-    start = time.perf_counter()
-    for _ in range(num_batches):
-        next(batches)
-    elapsed = time.perf_counter() - start
-    batches.close()  # type: ignore[attr-defined]  # both are generators
-    return elapsed / num_batches
-
-
 def main() -> None:
     """Run the benchmark and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -94,13 +83,13 @@ def main() -> None:
             if find_spec("torchdata"):
                 cases["StatefulDataLoader"] = partial(stateful_batches, dataset, num_workers)
             timed = {name: partial(_run, case, num_batches) for name, case in cases.items()}
-            seconds = interleave(timed, arguments.repeats)
-            results[f"item {cost_s * 1e6:.0f} us, {num_workers} workers"] = summarise(seconds, reference="plain")
+            costs = interleave_apart(timed, arguments.repeats)
+            results[f"item {cost_s * 1e6:.0f} us, {num_workers} workers"] = summarise_apart(costs, reference="plain")
     report("loader_overhead", results, arguments)
 
 
-def _run(case: Any, num_batches: int) -> float:
-    return seconds_per_batch(case(), num_batches)
+def _run(batches: Callable[[], Iterator[Any]], num_batches: int) -> Cost:
+    return cost_of_batches(batches(), warm_up=WARM_UP_BATCHES, num_batches=num_batches)
 
 
 if __name__ == "__main__":

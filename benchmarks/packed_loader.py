@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import io
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,8 @@ import torch
 import torch.utils.data
 
 import resumable_data as rd
-from benchmarks._measure import add_only_argument, add_output_argument, interleave, report, summarise
+from benchmarks._apart import Cost, cost_of_batches, interleave_apart, summarise_apart
+from benchmarks._measure import add_only_argument, add_output_argument, report
 from benchmarks._store import NOT_INSTALLED
 from benchmarks._token_loaders import NotInstalledError, nanogpt, pack_for_trl
 from benchmarks.packed_gather import open_corpus, packed_rows
@@ -170,35 +170,14 @@ def build_all(
     return builders, missing
 
 
-class Stretch:
-    """Seconds per batch of the next batches of a loader that stays open between rounds."""
-
-    def __init__(self, batches: Iterator[Any], num_batches: int) -> None:
-        self._batches = batches
-        self._num_batches = num_batches
-        for _ in range(WARM_UP_BATCHES):
-            next(batches)
-
-    def __call__(self) -> float:
-        start = time.perf_counter()
-        for _ in range(self._num_batches):
-            next(self._batches)
-        return (time.perf_counter() - start) / self._num_batches
-
-
 def measure(builders: dict[str, Batches], num_workers: int, repeats: int, num_batches: int) -> dict[str, Any]:
-    """Tokens per second of each, opened anew for each round, so that no other's workers run beside it."""
+    """What a batch of each costs, in a process of its own for each round."""
     cases = {name: partial(_round, build, num_workers, num_batches) for name, build in builders.items()}
-    units = dict.fromkeys(cases, BATCH)
-    return summarise(interleave(cases, repeats), reference="ours", units=units)
+    return summarise_apart(interleave_apart(cases, repeats), reference="ours", units=dict.fromkeys(cases, BATCH))
 
 
-def _round(build: Batches, num_workers: int, num_batches: int) -> float:
-    batches = build(num_workers)
-    seconds = Stretch(batches, num_batches)()
-    if hasattr(batches, "close"):
-        batches.close()
-    return seconds
+def _round(build: Batches, num_workers: int, num_batches: int) -> Cost:
+    return cost_of_batches(build(num_workers), warm_up=WARM_UP_BATCHES, num_batches=num_batches)
 
 
 def main() -> None:
