@@ -35,7 +35,7 @@ class Step(NamedTuple):
 SUITE = (
     Step("data_after_a_move", "", "", "--only Streaming"),
     Step("remap_cost", "--short --repeats 1", "", "--only Streaming"),
-    Step("first_batch", "--short --repeats 1", ""),
+    Step("first_batch", "--short --repeats 1", "", "--only Streaming"),
     Step("resume_cost", "--repeats 21", ""),
     Step("order_speed", "--repeats 3 --clock cpu", "--clock cpu"),
     Step("loader_overhead", "--short --repeats 3", ""),

@@ -51,16 +51,21 @@ def _cost(entry: Found | None) -> str:
 
 def first_batch(results: Found) -> str:
     """Question 2, to the first batch."""
-    names = list(dict.fromkeys(name for loaders in results.values() for name in loaders))
     rows = []
     for case, loaders in results.items():
-        cells = []
-        for name in names:
-            entry = loaders.get(name)
+        for name, entry in loaders.items():
             why = outcome(entry)
-            cells.append(why or f"{seconds(entry['processor_s'])} ({times(entry['times_ours'])})" if entry else "")
-        rows.append([large(int(case.split()[0])), *cells])
-    return table(["samples", *names], rows)
+            cells = [why, "", "", ""] if why else _first(entry)
+            rows.append([large(int(case.split()[0])), name, *cells])
+    text = table(["samples", "loader", "processor time", "times ours", "time", "memory"], rows)
+    names = dict.fromkeys(name for loaders in results.values() for name in loaders)
+    said = reasons({name: {case: loaders.get(name) for case, loaders in results.items()} for name in names})
+    return text + ("\n\nWhat those without a time said:\n\n" + "\n".join(said) if said else "")
+
+
+def _first(entry: Found) -> list[str]:
+    memory = f"{entry['more_memory_mib']:.0f} MiB"
+    return [seconds(entry["processor_s"]), times(entry["times_ours"]), seconds(entry["s"]), memory]
 
 
 def resume_cost(results: Found) -> str:

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 import torch.utils.data
 
+FEW = 1 << 16
+"""Samples up to which files are small, so that ranks share them; more are laid some thousand to a file."""
+
 
 class RefusedError(Exception):
     """The loader says that it cannot do what is asked; its own words are the text."""
@@ -72,11 +75,13 @@ class Competitor(Protocol):
         name: What tables call it.
         package: The distribution that has it; empty for torch and for ours.
         how: How it is used here, in a few words.
+        has_files: Whether its dataset lies in files, which `prepare` writes.
     """
 
     name: str
     package: str
     how: str
+    has_files: bool
 
     def prepare(self, folder: Path, length: int) -> None:
         """Write the files that its dataset needs. Once, on one process."""

@@ -36,6 +36,7 @@ class SkipFirstBatches:
     name = "Accelerate skip_first_batches"
     package = "accelerate"
     how = "the number of samples is saved; seedable sampler, skip_first_batches of as many whole steps"
+    has_files = False
 
     def prepare(self, folder: Path, length: int) -> None:
         import accelerate  # noqa: F401  # once, for all the ranks that this process forks

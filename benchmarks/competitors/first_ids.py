@@ -198,6 +198,20 @@ def _olmo_dataset(length: int) -> Any:
     return Dataset()
 
 
+def litdata_chunks(move: Move) -> list[int]:
+    """What its dataset does from the loaded state to the first samples, on chunks of 4,096 that lie nowhere."""
+    from benchmarks.competitors.litdata_simulated import SimulatedDataset
+
+    first = SimulatedDataset(move.length, move.before, 0, move.batch_size)
+    saved = first.state_dict(move.steps_done * move.batch_size, 0, move.batch_size)
+    dataset = SimulatedDataset(move.length, move.after, move.after - 1, move.batch_size_after)
+    dataset.load_state_dict(saved)
+    try:
+        return list(islice(iter(dataset), move.batch_size_after))
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+
+
 class Way(NamedTuple):
     """A way to the first IDs.
 
@@ -223,4 +237,5 @@ WAYS = (
     Way("MosaicML Streaming", "mosaicml-streaming", 10**8, streaming_arrangement),
     Way("Grain ElasticIterator", "grain", 0, grain_elastic),
     Way("OLMo-core", "ai2-olmo-core", 10**8, olmo_core_indices),
+    Way("LitData", "litdata", 10**6, litdata_chunks),
 )

@@ -37,6 +37,7 @@ class Elastic:
     name = "Grain ElasticIterator"
     package = "grain"
     how = "MapDataset.range(N).shuffle(seed), global batch kept, state of rank 0"
+    has_files = False
 
     def prepare(self, folder: Path, length: int) -> None: ...
 

@@ -29,12 +29,14 @@ class Launch:
         stop_after: Steps to take; None for all of the epoch.
         asks_again: Whether a pass that gives nothing is followed by another, as in a loop over epochs.
         log: Folder of a log of each rank, and of a file ``rank-R.empty`` where a pass gave it nothing.
+        timeout_s: After which a rank has failed.
     """
 
     job: Job
     stop_after: int | None
     asks_again: bool = False
     log: Path
+    timeout_s: int = TIMEOUT_S
 
 
 class LaunchFailedError(Exception):
@@ -49,7 +51,7 @@ def launch(competitor: Competitor, one: Launch) -> list[Any]:
         LaunchFailedError: It fails, or hangs.
     """
     one.log.mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     children = [_fork(competitor, one, rank, port) for rank in range(one.job.num_replicas)]
     try:
         for child in children:
@@ -57,7 +59,7 @@ def launch(competitor: Competitor, one: Launch) -> list[Any]:
     finally:
         for child in children:
             _kill(child)
-    return [_outcome(one.log / f"rank-{rank}.state") for rank in range(one.job.num_replicas)]
+    return [_outcome(one, rank) for rank in range(one.job.num_replicas)]
 
 
 def _fork(competitor: Competitor, one: Launch, rank: int, port: int) -> int:
@@ -67,7 +69,7 @@ def _fork(competitor: Competitor, one: Launch, rank: int, port: int) -> int:
     # whatever happens, this process ends here, and without the parent's own clean-up
     outcome: tuple[str, Any] = ("failed", "killed")
     try:
-        signal.alarm(TIMEOUT_S)
+        signal.alarm(one.timeout_s)
         outcome = "saved", _run(competitor, one, rank, port)
     except RefusedError as error:
         outcome = "refused", str(error)
@@ -79,11 +81,7 @@ def _fork(competitor: Competitor, one: Launch, rank: int, port: int) -> int:
 
 
 def _run(competitor: Competitor, one: Launch, rank: int, port: int) -> Any:
-    size = one.job.num_replicas
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "NODE_RANK": "0", "GROUP_RANK": "0"}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    join_group(rank, one.job.num_replicas, port)
     job = Job(**{**vars(one.job), "rank": rank})
     reader = competitor.open(job)
     with (one.log / f"rank-{rank}.log").open("w") as log:
@@ -96,6 +94,14 @@ def _run(competitor: Competitor, one: Launch, rank: int, port: int) -> Any:
     return state
 
 
+def join_group(rank: int, size: int, port: int) -> None:
+    """Make this process a rank, with the variables that a launcher sets and a gloo process group."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size), "NODE_RANK": "0", "GROUP_RANK": "0"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+
 def _read(reader: Reader, one: Launch, job: Job, log: IO[str]) -> int:
     """One pass, each step logged; the number of them."""
     done = 0
@@ -106,9 +112,10 @@ def _read(reader: Reader, one: Launch, job: Job, log: IO[str]) -> int:
     return done
 
 
-def _outcome(path: Path) -> Any:
+def _outcome(one: Launch, rank: int) -> Any:
     # written by a process of this program, a moment ago
-    kind, value = pickle.loads(path.read_bytes()) if path.exists() else ("failed", f"no answer in {TIMEOUT_S} s")
+    path = one.log / f"rank-{rank}.state"
+    kind, value = pickle.loads(path.read_bytes()) if path.exists() else ("failed", f"no answer in {one.timeout_s} s")
     if kind == "refused":
         raise RefusedError(value)
     if kind == "failed":
@@ -123,7 +130,8 @@ def _kill(child: int) -> None:
         return
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]

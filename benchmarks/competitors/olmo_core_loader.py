@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.competitors._interface import Job, RefusedError
+from benchmarks.competitors._interface import FEW, Job, RefusedError
 
 SEQUENCE_LENGTH = 4
 
@@ -26,7 +26,9 @@ class _Reader:
         dataset = NumpyFSLDatasetConfig(
             paths=[str(job.folder / "tokens.npy")],
             sequence_length=SEQUENCE_LENGTH,
-            tokenizer=TokenizerConfig(vocab_size=1 << 16, eos_token_id=0, pad_token_id=0),
+            tokenizer=TokenizerConfig(
+                vocab_size=1 << 16 if job.length <= FEW else 1 << 31, eos_token_id=0, pad_token_id=0
+            ),
             work_dir=str(job.folder / "olmo"),
         ).build()
         dataset.prepare()
@@ -61,11 +63,13 @@ class OlmoCore:
     name = "OLMo-core"
     package = "ai2-olmo-core"
     how = "NumpyFSLDataLoader, global batch kept, state of rank 0"
+    has_files = True
 
     def prepare(self, folder: Path, length: int) -> None:
         import olmo_core.data  # noqa: F401  # once, for all the ranks that this process forks
 
-        tokens = np.repeat(np.arange(length, dtype=np.uint16), SEQUENCE_LENGTH)
+        dtype = np.uint16 if length <= FEW else np.uint32  # as it reads a vocabulary of that size
+        tokens = np.repeat(np.arange(length, dtype=dtype), SEQUENCE_LENGTH)
         tokens.tofile(folder / "tokens.npy")
 
     def open(self, job: Job) -> _Reader:

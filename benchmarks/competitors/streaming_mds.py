@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.competitors._interface import Job, RefusedError
+from benchmarks.competitors._interface import FEW, Job, RefusedError
 
 
 class _Reader:
@@ -35,11 +35,13 @@ class Streaming:
     name = "MosaicML Streaming"
     package = "mosaicml-streaming"
     how = "StreamingDataLoader.state_dict() of rank 0, shuffled, batch size of a rank as given"
+    has_files = True
 
     def prepare(self, folder: Path, length: int) -> None:
         from streaming import MDSWriter
 
-        with MDSWriter(out=str(folder / "mds"), columns={"id": "int"}, size_limit=1 << 12) as writer:
+        limit = 1 << 12 if length <= FEW else 1 << 16
+        with MDSWriter(out=str(folder / "mds"), columns={"id": "int"}, size_limit=limit) as writer:
             for number in range(length):
                 writer.write({"id": number})
 

@@ -33,6 +33,7 @@ class Restarted:
     name = "DistributedSampler, epoch restarted"
     package = ""
     how = "nothing is saved; the epoch begins again"
+    has_files = False
 
     def prepare(self, folder: Path, length: int) -> None: ...
 
@@ -44,6 +45,7 @@ class Skipped:
     name = "DistributedSampler, batches skipped"
     package = ""
     how = "the number of samples is saved; as many whole steps are read and thrown away"
+    has_files = False
 
     def prepare(self, folder: Path, length: int) -> None: ...
 

@@ -37,6 +37,7 @@ class StatefulLoader:
     name = "torchdata StatefulDataLoader"
     package = "torchdata"
     how = "rank r loads the state that rank r saved, a new rank that of r modulo the old number"
+    has_files = False
 
     def prepare(self, folder: Path, length: int) -> None: ...
 
