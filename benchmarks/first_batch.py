@@ -36,7 +36,7 @@ from benchmarks.competitors.registry import COMPETITORS, by_name, installed_vers
 BEFORE, AFTER, BATCH_SIZE, PERCENT = 2, 1, 64, 1
 GLOBAL_BATCH = BEFORE * BATCH_SIZE
 WARM_UP = 10 * GLOBAL_BATCH
-FULL, SHORT = (10**6, 10**7, 10**8), (10**6, 10**7)
+FULL, SHORT = (10**6, 10**7), (10**6,)
 LARGEST_FILES = 10**6
 """Samples up to which files are written for loaders that need them."""
 LAUNCH_TIMEOUT_S, TIMEOUT_S = 600, 900
