@@ -151,18 +151,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--updates", type=int, default=20, help="of one stretch")
-    parser.add_argument("--short", action="store_true", help="5 repeats")
+    parser.add_argument("--short", action="store_true", help="5 repeats of 8 updates")
     parser.add_argument("--rank-in", type=Path, help=argparse.SUPPRESS)
     add_output_argument(parser)
     arguments = parser.parse_args()
-    repeats = 5 if arguments.short else arguments.repeats
+    repeats, num_updates = (5, 8) if arguments.short else (arguments.repeats, arguments.updates)
     if arguments.rank_in:
-        run_rank(arguments.rank_in, repeats, arguments.updates)
+        run_rank(arguments.rank_in, repeats, num_updates)
         return
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_PROCESSES}"]
         command += ["-m", "benchmarks.end_to_end", "--rank-in", folder]
-        command += ["--repeats", str(repeats), "--updates", str(arguments.updates)]
+        command += ["--repeats", str(repeats), "--updates", str(num_updates)]
         subprocess.run(command, check=True, stdout=sys.stderr, env={**os.environ, "OMP_NUM_THREADS": "1"})
         results = json.loads((Path(folder) / "results.json").read_text())
     report("end_to_end", results, arguments)
