@@ -17,9 +17,16 @@ def main() -> None:
     group, torch = sys.argv[1:]
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     for package in project["dependency-groups"][group]:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", torch, package]
-        if subprocess.run(command, check=False).returncode:
+        if _run("-m", "pip", "install", "--quiet", torch, package):
             print(f"{package} does not install here and is left out", file=sys.stderr)
+    # LitData brings one that may be built for another torch. It does without; others fail when they find it.
+    if _run("-c", "import importlib.util as u; u.find_spec('torchvision') and __import__('torchvision')"):
+        print("torchvision does not fit this torch and is removed", file=sys.stderr)
+        _run("-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
+
+
+def _run(*arguments: str) -> int:
+    return subprocess.run([sys.executable, *arguments], check=False).returncode
 
 
 if __name__ == "__main__":
