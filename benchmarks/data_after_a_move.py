@@ -18,6 +18,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ SCENARIOS = (
     Scenario(name="1 to 3 workers", length=240, before=2, after=2, global_batch=16, stop_after=5, workers=(1, 3)),
     Scenario(name="another seed", length=64, before=2, after=2, global_batch=16, stop_after=2, seed_after=1),
 )
+MOST_RANKS_IN_SHORT = 4
 
 
 def run_scenario(competitor: Competitor, scenario: Scenario, folder: Path) -> dict[str, Any]:
@@ -139,10 +141,12 @@ def _count(logs: list[Path], length: int) -> dict[str, int]:
     return counts
 
 
-def _run_all(competitor: Competitor) -> dict[str, Any]:
+def _run_all(competitor: Competitor, *, is_short: bool) -> dict[str, Any]:
     """All scenarios of one loader in this process, which forks the ranks."""
     answers: dict[str, Any] = {}
     for scenario in SCENARIOS:
+        if is_short and scenario.before > MOST_RANKS_IN_SHORT:
+            continue
         folder = Path(tempfile.mkdtemp())
         try:
             answers[scenario.name] = run_scenario(competitor, scenario, folder)
@@ -153,12 +157,13 @@ def _run_all(competitor: Competitor) -> dict[str, Any]:
     return answers
 
 
-def _run_apart(competitor: Competitor) -> dict[str, Any]:
+def _run_apart(competitor: Competitor, *, is_short: bool) -> dict[str, Any]:
     """`_run_all` in a process of its own, or that the loader is not there."""
     release = installed_version(competitor)
     if release is None:
         return {"outcome": NOT_INSTALLED}
     command = [sys.executable, "-m", "benchmarks.data_after_a_move", "--one", competitor.name]
+    command += ["--short"] if is_short else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
@@ -170,15 +175,16 @@ def main() -> None:
     """Run the benchmark and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="loaders whose name contains it")
+    parser.add_argument("--short", action="store_true", help="without the move of 16 ranks")
     parser.add_argument("--one", metavar="LOADER", help=argparse.SUPPRESS)
     add_output_argument(parser)
     arguments = parser.parse_args()
     if arguments.one:
-        print("\n" + json.dumps(_run_all(by_name(arguments.one))))
+        print("\n" + json.dumps(_run_all(by_name(arguments.one), is_short=arguments.short)))
         return
     chosen = [competitor for competitor in COMPETITORS if arguments.only in competitor.name]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # what is counted does not depend on what runs beside it
-        found = list(pool.map(_run_apart, chosen))
+        found = list(pool.map(partial(_run_apart, is_short=arguments.short), chosen))
     results = {one.name: {"how": one.how, **answers} for one, answers in zip(chosen, found, strict=True)}
     report("data_after_a_move", results, arguments)
 
