@@ -13,6 +13,7 @@ import torch.utils.data
 from xxhash import xxh3_64_intdigest
 
 from resumable_data.errors import SampleReadError
+from resumable_data.loader.parcel import pack
 from resumable_data.rng import ACTIVE, Fetch, sample_stream
 from resumable_data.sampler import repeated_positions
 
@@ -53,8 +54,8 @@ class Substituted(NamedTuple):
     failures: tuple[ReadFailure, ...]
 
 
-# What a worker gives back: the collated samples, a Substituted or a ReadFailure; and xxh3_64 of the IDs that it read
-# them by, filler rows' included.
+# What a worker gives back: the collated samples, a Substituted or a ReadFailure, or a Parcel of one; and xxh3_64 of the
+# IDs that it read them by, filler rows' included.
 Fetched = tuple[Any, int]
 
 
@@ -85,7 +86,10 @@ class FetchDataset(torch.utils.data.Dataset[Fetched]):
         outer = ACTIVE.get(thread)  # of a dataset that reads from a loader itself
         ACTIVE[thread] = fetch
         try:
-            return self._read(memoryview(request[0]).cast("q").tolist(), samples, fetch), xxh3_64_intdigest(request[0])
+            data = self._read(memoryview(request[0]).cast("q").tolist(), samples, fetch)
+            if torch.utils.data.get_worker_info() is not None:
+                data = pack(data)
+            return data, xxh3_64_intdigest(request[0])
         finally:
             if outer is None:
                 del ACTIVE[thread]

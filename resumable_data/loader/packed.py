@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from resumable_data.ledger.row_ids import row_ids
 from resumable_data.loader.fetch import Pending, ReadFailure, RequestQueue
+from resumable_data.loader.parcel import pack
 from resumable_data.packing.batch import IGNORED_LABEL
 from resumable_data.packing.gather import prefetch_checked
 from resumable_data.packing.stored_rows import StoredRows
@@ -103,11 +104,16 @@ class PackedFetchDataset(torch.utils.data.Dataset["Fetched"]):
         rows, num_filler = request
         try:
             stored = StoredMicrobatch(StoredRows.read(self._source, rows), num_filler, self._pad_token)
-            data = stored if self._transform is None else self._transform(stored.data())
+            data = stored if self._transform is None else self._transformed(stored)
         except Exception as error:  # raised here, a StopIteration would pass for the end of the run
             details = "".join(traceback.format_exception(error))
             return ReadFailure(None, f"{type(error).__name__}: {error}", details), 0
         return data, xxh3_64_intdigest(row_ids(rows.rows).tobytes())
+
+    def _transformed(self, stored: StoredMicrobatch) -> Any:
+        assert self._transform is not None
+        data = self._transform(stored.data())
+        return data if torch.utils.data.get_worker_info() is None else pack(data)
 
 
 class PackedRequests(RequestQueue):

@@ -15,6 +15,7 @@ from resumable_data.loader.fetch import (
 )
 from resumable_data.loader.microbatch import Microbatch
 from resumable_data.loader.packed import StoredMicrobatch
+from resumable_data.loader.parcel import Parcel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +92,8 @@ class Reader:
                         raise ended_early(pending[0].rows)
                     return
                 (rows, expected, packed), (data, digest) = pending.popleft(), fetched
+                if type(data) is StoredMicrobatch or type(data) is Parcel:
+                    data = data.data()
                 if type(data) is ReadFailure:
                     raise unreadable(rows, data, packed)
                 if digest != expected:
@@ -101,8 +104,6 @@ class Reader:
                     session.deliver(rows, digest, omitted)
                     yield Microbatch(data.data, rows, unreadable=omitted)
                     continue
-                if type(data) is StoredMicrobatch:
-                    data = data.data()
                 session.deliver(rows, digest, packed=packed)
                 yield Microbatch(data, rows, packed=packed)
         finally:
