@@ -29,12 +29,6 @@ WHY: tuple[tuple[str, str, str], ...] = (
         "least width. Without it ours takes less than a plain DataLoader.",
     ),
     (
-        "loader_overhead",
-        r"item 0 us, [12] workers.*",
-        "items that cost nothing: a worker's batch is handed over faster than the loop's side does its work for a "
-        "microbatch, some 25 µs of an interpreter, and its ledger's.",
-    ),
-    (
         "packed_loader",
         r".*; (rows of one file|nanoGPT)",
         "these know no documents: a batch is one slice of the file for each row. Ours gives positions and borders, "

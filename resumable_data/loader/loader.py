@@ -68,7 +68,8 @@ class ResumableLoader:
             its place with weight 0, it is logged, and recorded in the ledger, which is needed then.
         max_unreadable: Samples that each rank may so replace in one launch; the next one raises. Needed with
             ``"filler"``.
-        num_workers: As for torch's DataLoader, like `collate_fn`, `pin_memory` and the options below.
+        num_workers: As for torch's DataLoader, like `collate_fn`, `pin_memory` and the options below. Tensors of a
+            microbatch of up to 256 KiB come through a worker's pipe, and lie in this process's own memory.
         collate_fn: Makes a batch of a list of samples. With packed rows it is given their tensors instead.
         pin_memory: Whether batches are copied to pinned memory.
         **options: `prefetch_factor`, `persistent_workers`, `timeout`, `worker_init_fn`, `multiprocessing_context`,
