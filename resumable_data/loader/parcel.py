@@ -48,7 +48,7 @@ class Parcel:
 
     def pin_memory(self) -> Any:
         """The data in pinned memory: what a DataLoader's pinning thread calls."""
-        return pin_memory(self.data())  # type: ignore[no-untyped-call]
+        return pin_memory(self.data())  # type: ignore[no-untyped-call]  # torch's has no types
 
 
 def pack(data: Any) -> Any:
