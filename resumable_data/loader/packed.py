@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 import torch.utils.data
+from torch.utils.data._utils.pin_memory import pin_memory
 from xxhash import xxh3_64_intdigest
 
 from resumable_data.ledger.row_ids import row_ids
@@ -73,12 +74,9 @@ class StoredMicrobatch:
         data["max_seqlen"] = batch.max_seqlen
         return data
 
-    def pin_memory(self) -> dict[str, Any]:
+    def pin_memory(self) -> Any:
         """The data in pinned memory: what a DataLoader's pinning thread calls."""
-        return {
-            name: value.pin_memory() if isinstance(value, torch.Tensor) else value
-            for name, value in self.data().items()
-        }
+        return pin_memory(self.data())  # type: ignore[no-untyped-call]  # torch's has no types
 
 
 class PackedFetchDataset(torch.utils.data.Dataset["Fetched"]):
