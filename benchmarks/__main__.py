@@ -40,7 +40,7 @@ SUITE = (
     Step("data_after_a_move", "--short", "", "both"),
     Step("remap_cost", "--short --repeats 1", "", "full"),
     Step("first_batch", "--short --repeats 1", "", "full"),
-    Step("resume_cost", "--repeats 7", ""),
+    Step("resume_cost", "--repeats 3", ""),
     Step("order_speed", "--repeats 3 --clock cpu", "--clock cpu"),
     Step("loader_overhead", "--short --repeats 3", ""),
     Step("packed_loader", "--short", "", "both"),

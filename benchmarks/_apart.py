@@ -98,5 +98,11 @@ def summarise_apart(
     return found
 
 
+def median_difference(costs: Mapping[str, Sequence[Cost]], case: str, other: str) -> float:
+    """Processor seconds of `case` beyond those of `other`: the median over rounds, each within one round."""
+    pairs = zip(costs[case], costs[other], strict=True)
+    return statistics.median(one.processor_s - another.processor_s for one, another in pairs)
+
+
 def _largest_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

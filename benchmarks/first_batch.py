@@ -22,7 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -139,17 +141,22 @@ def _apart(what: str, competitor: Competitor, length: int, folder: Path) -> dict
     return answer
 
 
+def _first(length: int, folders: Mapping[str, Path], competitor: Competitor) -> dict[str, Any]:
+    """The first launches of one loader, or that it is not there."""
+    if installed_version(competitor) is None:
+        return {"outcome": NOT_INSTALLED}
+    folders[competitor.name].mkdir()
+    return _apart("--save", competitor, length, folders[competitor.name])
+
+
 def compare(length: int, repeats: int, competitors: Sequence[Competitor]) -> dict[str, Any]:
     """The first launch of each once, then what goes on in turns; see `summary`."""
     runs: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as parent:
         folders = {one.name: Path(parent) / str(number) for number, one in enumerate(competitors)}
-        for one in competitors:
-            folders[one.name].mkdir()
-            saved = {"outcome": NOT_INSTALLED}
-            if installed_version(one) is not None:
-                saved = _apart("--save", one, length, folders[one.name])
-            runs[one.name] = [] if saved["outcome"] == "saved" else [saved]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the first launches are not timed
+            for one, saved in zip(competitors, pool.map(partial(_first, length, folders), competitors), strict=True):
+                runs[one.name] = [] if saved["outcome"] == "saved" else [saved]
         for _ in range(repeats):
             for one in competitors:
                 known = runs[one.name]

@@ -18,7 +18,7 @@ import torch
 import torch.utils.data
 
 import resumable_data as rd
-from benchmarks._apart import Cost, cost_of_batches, interleave_apart, summarise_apart
+from benchmarks._apart import Cost, cost_of_batches, interleave_apart, median_difference, summarise_apart
 from benchmarks._items import BusyItems
 from benchmarks._measure import add_output_argument, report
 
@@ -29,6 +29,10 @@ ITEM_COST_S = 50e-6
 NUM_SAMPLES = 1_000_000
 MICROBATCH = 8
 WARM_UP_BATCHES = 32
+ROUNDS_WITHOUT_WORKERS = 5
+"""For each repeat: a round takes a tenth of a second there, within which a shared core's speed changes by half."""
+LEDGERS = {"ours, ledger of digests": "digest", "ours, ledger of IDs": "full"}
+"""Case to what its ledger stores. ``over_no_ledger_s`` is what it adds to a microbatch [processor s]."""
 
 
 def plain_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
@@ -77,14 +81,17 @@ def main() -> None:
         for num_workers in (0, 2) if arguments.short else (0, 1, 2):
             dataset = BusyItems(NUM_SAMPLES, cost_s)
             cases = {"plain": partial(plain_batches, dataset, num_workers)}
-            for name, ids in (("no ledger", ""), ("ledger of digests", "digest"), ("ledger of IDs", "full")):
-                cases[f"ours, {name}"] = partial(our_batches, dataset, num_workers, 1, ids)
+            for name, ids in {"ours, no ledger": "", **LEDGERS}.items():
+                cases[name] = partial(our_batches, dataset, num_workers, 1, ids)
             cases["ours, 4 accumulation steps"] = partial(our_batches, dataset, num_workers, 4, "digest")
             if find_spec("torchdata"):
                 cases["StatefulDataLoader"] = partial(stateful_batches, dataset, num_workers)
             timed = {name: partial(_run, case, num_batches) for name, case in cases.items()}
-            costs = interleave_apart(timed, arguments.repeats)
-            results[f"item {cost_s * 1e6:.0f} us, {num_workers} workers"] = summarise_apart(costs, reference="plain")
+            costs = interleave_apart(timed, arguments.repeats * (1 if num_workers else ROUNDS_WITHOUT_WORKERS))
+            found = summarise_apart(costs, reference="plain")
+            for name in LEDGERS:
+                found[name]["over_no_ledger_s"] = median_difference(costs, name, "ours, no ledger")
+            results[f"item {cost_s * 1e6:.0f} us, {num_workers} workers"] = found
     report("loader_overhead", results, arguments)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks._apart import Cost, cost_of_batches, interleave_apart, run_apart, summarise_apart
+from benchmarks._apart import Cost, cost_of_batches, interleave_apart, median_difference, run_apart, summarise_apart
 
 
 def test_a_case_runs_in_its_own_process(capfd: pytest.CaptureFixture[str]) -> None:
@@ -58,3 +58,4 @@ def test_the_summary_has_medians_and_ratios_of_the_same_round() -> None:
     assert summary["a"]["ratio"] == 0.5
     assert (summary["a"]["processor_s"], summary["a"]["more_memory_mib"]) == (2, 8)
     assert summary["b"]["units_per_s"] == 1
+    assert median_difference(costs, "a", "b") == -3
