@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -150,7 +151,7 @@ def _options(arguments: Sequence[str]) -> str:
     if "--output" in kept:
         at = kept.index("--output")
         del kept[at : at + 2]
-    return "".join(f" {one}" for one in kept if one != "--merge")
+    return "".join(f" {shlex.quote(one)}" for one in kept if one != "--merge")
 
 
 def add_only_argument(parser: argparse.ArgumentParser) -> None:

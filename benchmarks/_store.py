@@ -14,16 +14,20 @@ def merge(stored: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """A document with the new results in place of the stored ones, which stay where the new run had none.
 
     A ratio is always one of a single run: it travels with its loader, and no entry mixes figures of two runs. Each
-    run's machine, command and time stay in ``runs``, the newest last, one for each set of packages.
+    run's machine, command and time stay in ``runs``, the newest last, one for each command and set of packages.
     """
-    run = {key: new[key] for key in ("command", "time", "machine")}
-    versions = run["machine"]["versions"]
-    older = [one for one in stored.get("runs", [_run_of(stored)]) if one["machine"]["versions"] != versions]
+    run = _run_of(new)
+    older = [one for one in stored.get("runs", [_run_of(stored)]) if _what(one) != _what(run)]
     return {**new, "runs": [*older, run], "results": _merged(stored["results"], new["results"])}
 
 
 def _run_of(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: document[key] for key in ("command", "time", "machine")}
+
+
+def _what(run: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """What a later run has to share with a run to take its place."""
+    return run["command"], run["machine"]["versions"]
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -121,10 +121,8 @@ def streaming_arrangement(move: Move) -> list[int]:
     from streaming.base.partition import get_partitions
     from streaming.base.shuffle import get_shuffle
 
-    ranks_per_node = min(8, move.after)
-    nodes, rest = divmod(move.after, ranks_per_node)
-    if rest:
-        raise RefusedError(f"{move.after} ranks are no whole number of nodes of {ranks_per_node}")
+    ranks_per_node = max(size for size in range(1, 9) if move.after % size == 0)
+    nodes = move.after // ranks_per_node
     canonical = max(1, move.before // 8)
     shard_sizes = np.full(-(-move.length // 4096), 4096, np.int64)
     shard_sizes[-1] = move.length - 4096 * (len(shard_sizes) - 1)

@@ -44,13 +44,15 @@ def test_cases_that_a_short_run_leaves_out_stay() -> None:
     assert merged["results"] == {"10^6": {"A": {"s": 2.0}}, "10^8": {"A": {"s": 100.0}}}
 
 
-def test_a_run_of_the_same_packages_takes_the_place_of_the_older_one() -> None:
-    """The list of runs does not grow when the suite is run again."""
+def test_the_same_command_with_the_same_packages_takes_the_place_of_the_older_run() -> None:
+    """The list of runs does not grow when the suite is run again; a part that is run again is one more of them."""
     stored = merge(document("2.13", {}), document("2.14", {}))
     merged = merge(stored, {**document("2.13", {}), "time": "later"})
-    assert [(run["machine"]["versions"]["torch"], run["time"]) for run in merged["runs"]] == [
+    part = merge(merged, {**document("2.13", {}), "command": "python -m benchmarks.speed --case A", "time": "last"})
+    assert [(run["machine"]["versions"]["torch"], run["time"]) for run in part["runs"]] == [
         ("2.14", "now"),
         ("2.13", "later"),
+        ("2.13", "last"),
     ]
 
 
