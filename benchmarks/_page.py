@@ -185,12 +185,7 @@ def _standing(results: Results) -> str:
         lines += [f"loader, {case}: {ratio:.2f} times a plain DataLoader's time" for case, ratio in worst.items()]
         lines += _ledger_lines(results["loader_overhead"])
     if "packed_loader" in results:
-        for case, loaders in results["packed_loader"].items():
-            peers = {
-                name: one["ratio"] for name, one in loaders.items() if "ratio" in one and name not in ("ours", "memcpy")
-            }
-            name = min(peers, key=lambda one: peers[one])
-            lines.append(f"packed rows, {case}: the fastest other, {name}, takes {times(peers[name])} our time")
+        lines += _packed_lines(results["packed_loader"])
     if "end_to_end" in results:
         for case, entry in results["end_to_end"].items():
             pairs = entry["pairs"]
@@ -212,6 +207,18 @@ def _remap_lines(moves: Mapping[str, Any]) -> list[str]:
         f"first IDs after a move, {large(n)} samples: DistributedSampler takes {times(least)} our time or more"
         for n, least in best.items()
     ]
+
+
+def _packed_lines(results: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for case, loaders in results.items():
+        peers = [
+            (one["ratio"], name) for name, one in loaders.items() if "ratio" in one and name not in ("ours", "memcpy")
+        ]
+        if peers:
+            ratio, name = min(peers)
+            lines.append(f"packed rows, {case}: the fastest other, {name}, takes {times(ratio)} our time")
+    return lines
 
 
 def _ledger_lines(results: Mapping[str, Any]) -> list[str]:

@@ -41,8 +41,8 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def is_measured(entry: Mapping[str, Any]) -> bool:
-    """Whether these are the figures of one case: all of them from one run, or none."""
-    return "outcome" in entry or not any(isinstance(value, dict) for value in entry.values())
+    """Whether these are the figures of one case, all of them from one run."""
+    return "outcome" in entry or (bool(entry) and not any(isinstance(value, dict) for value in entry.values()))
 
 
 def rounded(value: Any) -> Any:

@@ -30,7 +30,7 @@ NUM_SAMPLES = 1_000_000
 MICROBATCH = 8
 WARM_UP_BATCHES = 32
 ROUNDS_WITHOUT_WORKERS = 5
-"""For each repeat: a round takes a tenth of a second there, within which a shared core's speed changes by half."""
+"""For each repeat, but in the short form: in the tenth of a second of a round a shared core's speed may be half."""
 LEDGERS = {"ours, ledger of digests": "digest", "ours, ledger of IDs": "full"}
 """Case to what its ledger stores. ``over_no_ledger_s`` is what it adds to a microbatch [processor s]."""
 
@@ -87,7 +87,8 @@ def main() -> None:
             if find_spec("torchdata"):
                 cases["StatefulDataLoader"] = partial(stateful_batches, dataset, num_workers)
             timed = {name: partial(_run, case, num_batches) for name, case in cases.items()}
-            costs = interleave_apart(timed, arguments.repeats * (1 if num_workers else ROUNDS_WITHOUT_WORKERS))
+            more = 1 if num_workers or arguments.short else ROUNDS_WITHOUT_WORKERS
+            costs = interleave_apart(timed, arguments.repeats * more)
             found = summarise_apart(costs, reference="plain")
             for name in LEDGERS:
                 found[name]["over_no_ledger_s"] = median_difference(costs, name, "ours, no ledger")

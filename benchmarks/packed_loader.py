@@ -194,6 +194,8 @@ def main() -> None:
         source = open_corpus(Path(name) / "tokens.bin")
         for row_length in ROW_LENGTHS:
             names = NOT_PACKED if arguments.short and row_length > ROW_LENGTHS[0] else tuple(CASES)
+            if not any(arguments.only in one for one in names):
+                continue
             builders, missing = build_all(
                 source, Path(name), row_length, [one for one in names if one == "ours" or arguments.only in one]
             )

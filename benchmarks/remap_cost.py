@@ -139,6 +139,8 @@ def main() -> None:
     grid = moves(SHORT if arguments.short else FULL)
     for move in (one for one in grid if arguments.case in one.name):
         ways = tuple(way for way in chosen if not way.largest or move.length <= way.largest)
+        if not any(arguments.only in way.name for way in ways):
+            continue
         found = compare(move, arguments.repeats, ways)
         results["moves"][move.name] = {name: one for name, one in found.items() if arguments.only in name}
     report("remap_cost", results, arguments)

@@ -44,6 +44,13 @@ def test_cases_that_a_short_run_leaves_out_stay() -> None:
     assert merged["results"] == {"10^6": {"A": {"s": 2.0}}, "10^8": {"A": {"s": 100.0}}}
 
 
+def test_a_case_without_a_loader_changes_nothing() -> None:
+    """A run of some loaders alone, none of which has a part in a case, leaves what is stored of it."""
+    stored = document("2.13", {"rows of 8": {"A": {"s": 1.0}}})
+    assert merge(stored, document("2.14", {"rows of 8": {}}))["results"] == stored["results"]
+    assert list(walk({"rows of 8": {}})) == []
+
+
 def test_the_same_command_with_the_same_packages_takes_the_place_of_the_older_run() -> None:
     """The list of runs does not grow when the suite is run again; a part that is run again is one more of them."""
     stored = merge(document("2.13", {}), document("2.14", {}))
