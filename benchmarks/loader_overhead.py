@@ -11,16 +11,17 @@ from __future__ import annotations
 import argparse
 import tempfile
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.data
 
-import resumable_data as rd
 from benchmarks._apart import Cost, cost_of_batches, interleave_apart, median_difference, summarise_apart
 from benchmarks._items import BusyItems
 from benchmarks._measure import add_output_argument, report
+from resumable_data import Ledger, ResumableLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ NUM_SAMPLES = 1_000_000
 MICROBATCH = 8
 WARM_UP_BATCHES = 32
 ROUNDS_WITHOUT_WORKERS = 5
-"""For each repeat, but in the short form: in the tenth of a second of a round a shared core's speed may be half."""
+"""For each repeat: a round takes a tenth of a second there, within which a shared core's speed may be half."""
 LEDGERS = {"ours, ledger of digests": "digest", "ours, ledger of IDs": "full"}
 """Case to what its ledger stores. ``over_no_ledger_s`` is what it adds to a microbatch [processor s]."""
 
@@ -53,12 +54,12 @@ def stateful_batches(dataset: Any, num_workers: int) -> Iterator[Any]:
 def our_batches(dataset: Any, num_workers: int, accumulation_steps: int, ids: str) -> Iterator[Any]:
     """Microbatches of ours, each update committed; with a ledger of `ids`, or without one where that is empty."""
     with tempfile.TemporaryDirectory() as folder:
-        loader = rd.ResumableLoader(
+        loader = ResumableLoader(
             dataset,
             global_batch=MICROBATCH * accumulation_steps,
             microbatch=MICROBATCH,
             num_workers=num_workers,
-            ledger=rd.Ledger(folder, ids=ids) if ids else None,
+            ledger=Ledger(folder, ids=ids) if ids else None,
         )
         with loader:
             for microbatch in loader:
@@ -85,10 +86,10 @@ def main() -> None:
                 cases[name] = partial(our_batches, dataset, num_workers, 1, ids)
             cases["ours, 4 accumulation steps"] = partial(our_batches, dataset, num_workers, 4, "digest")
             if find_spec("torchdata"):
+                import_module("torchdata.stateful_dataloader")  # or each forked process would
                 cases["StatefulDataLoader"] = partial(stateful_batches, dataset, num_workers)
             timed = {name: partial(_run, case, num_batches) for name, case in cases.items()}
-            more = 1 if num_workers or arguments.short else ROUNDS_WITHOUT_WORKERS
-            costs = interleave_apart(timed, arguments.repeats * more)
+            costs = interleave_apart(timed, arguments.repeats * (1 if num_workers else ROUNDS_WITHOUT_WORKERS))
             found = summarise_apart(costs, reference="plain")
             for name in LEDGERS:
                 found[name]["over_no_ledger_s"] = median_difference(costs, name, "ours, no ledger")

@@ -29,12 +29,12 @@ import numpy as np
 import torch
 import torch.utils.data
 
-import resumable_data as rd
 from benchmarks._apart import Cost, cost_of_batches, interleave_apart, summarise_apart
 from benchmarks._measure import add_only_argument, add_output_argument, report
 from benchmarks._store import NOT_INSTALLED
 from benchmarks._token_loaders import NotInstalledError, nanogpt, pack_for_trl
 from benchmarks.packed_gather import open_corpus, packed_rows
+from resumable_data import PackedTokens, ResumableLoader
 from resumable_data.packing import gather
 from resumable_data.sources import OffsetTokens
 
@@ -66,11 +66,11 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 
 def ours(source: OffsetTokens, folder: Path, row_length: int) -> Batches:
-    packed, num_rows = rd.PackedTokens(source, sequence_length=row_length), BATCH // row_length
+    packed, num_rows = PackedTokens(source, sequence_length=row_length), BATCH // row_length
 
     def run(num_workers: int) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(dir=folder) as ledger:
-            loader = rd.ResumableLoader(
+            loader = ResumableLoader(
                 packed, global_batch=num_rows, microbatch=num_rows, num_workers=num_workers, ledger=ledger
             )
             with loader:
