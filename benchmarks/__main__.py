@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 SUITE = (
     Step("data_after_a_move", "--short", "", "both"),
-    Step("remap_cost", "--short --repeats 1", "", "full"),
+    Step("remap_cost", "--short --repeats 1", "--repeats 1", "full"),
     Step("first_batch", "--short --repeats 1", "", "full"),
     Step("resume_cost", "--repeats 3", ""),
     Step("order_speed", "--repeats 3 --clock cpu", "--clock cpu"),
