@@ -13,8 +13,9 @@ STAMP := $(VENV)/.installed
 INTEROP_STAMP := $(VENV)/.installed-interop
 BENCH := .venv-bench
 BENCH_STREAMING := .venv-bench-streaming
-# Tests fork processes of their own, so more workers than this gain nothing.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4
+# One more than there are cores, because many tests wait for processes of their own; above 4 nothing is gained.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 CODE := resumable_data tests $(wildcard benchmarks docs/examples)
 
 # What a shell may set for another environment must not reach ours.
