@@ -83,7 +83,7 @@ class _Arrays:
         Raises:
             _AsItIsError: It holds something else than small tensors that share no memory, and plain values.
         """
-        kind = type(data)
+        kind: Any = type(data)
         if kind is torch.Tensor:
             return self._array(data)
         if kind in _PLAIN:
@@ -92,8 +92,8 @@ class _Arrays:
             return {key: self.of(value) for key, value in data.items()}
         if kind is list or kind is tuple:
             return kind(self.of(value) for value in data)
-        if isinstance(data, tuple) and hasattr(data, "_fields"):
-            return kind(*(self.of(value) for value in data))
+        if kind.__bases__ == (tuple,) and hasattr(kind, "_make"):  # a class of a named tuple may be made in its own way
+            return kind._make(self.of(value) for value in data)
         raise _AsItIsError
 
     def _array(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -112,7 +112,7 @@ class _Arrays:
 
 def _tensors(arrays: Any) -> Any:
     """What `_Arrays.of` was given."""
-    kind = type(arrays)
+    kind: Any = type(arrays)
     if kind is np.ndarray:
         return torch.from_numpy(arrays)
     if kind is dict:
@@ -120,5 +120,5 @@ def _tensors(arrays: Any) -> Any:
     if kind is list or kind is tuple:
         return kind(_tensors(value) for value in arrays)
     if isinstance(arrays, tuple):
-        return kind(*map(_tensors, arrays))
+        return kind._make(map(_tensors, arrays))
     return arrays

@@ -26,6 +26,22 @@ class Pair(NamedTuple):
     labels: Any
 
 
+class Scaled(Pair):
+    """A named tuple made of one argument."""
+
+    __slots__ = ()
+
+    def __new__(cls, inputs: Any) -> Scaled:
+        return cls._make((inputs, inputs + 1))
+
+    def __getnewargs__(self) -> tuple[Any]:
+        return (self.inputs,)
+
+
+class Noted(Pair):
+    """A named tuple with attributes of its own."""
+
+
 def make(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
     return torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
@@ -102,6 +118,8 @@ SELF.append(SELF)
         OrderedDict(a=torch.zeros(2)),
         [torch.zeros(2), np.zeros(2)],
         torch.zeros(2, device="meta"),
+        Scaled(torch.zeros(2)),
+        Noted(torch.zeros(2), 1),
         SELF,
     ],
     ids=lambda data: type(data).__name__,
