@@ -68,10 +68,14 @@ def _table(migration: MigrationManifest) -> list[str]:
     ]
     sides = migration.source, migration.destination
     names = sorted({name for side in sides for name in side.precision})
-    rows += [(name, lambda side, name=name: side.precision.get(name, "as parameters")) for name in names]  # type: ignore[misc]
+    rows += [(name, _precision(name)) for name in names]
     cells = [("", "source", "destination"), *((f"  {name}", *map(show, sides)) for name, show in rows)]
     widths = [max(len(row[column]) for row in cells) + 3 for column in (0, 1)]
     return ["".join((row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2])).rstrip() for row in cells]
+
+
+def _precision(name: str) -> Callable[[Side], str]:
+    return lambda side: side.precision.get(name, "as parameters")
 
 
 def _mesh(side: Side) -> str:
