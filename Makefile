@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 INTEROP_STAMP := $(VENV)/.installed-interop
 BENCH := .venv-bench
 BENCH_STREAMING := .venv-bench-streaming
-# One more than there are cores, because many tests wait for processes of their own; above 4 nothing is gained.
+# One more than there are cores, because many tests wait for processes of their own; these need cores too, so 4 at most.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 CODE := resumable_data tests $(wildcard benchmarks docs/examples)
