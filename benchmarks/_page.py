@@ -167,8 +167,9 @@ def _head() -> str:
         "`make bench-check` compares the hot paths with the committed figures, and fails where one lost more than a "
         "quarter of its speed. Every time is a median of interleaved repeats, where the command asks for more than "
         "one, and what counts are ratios within one run: times belong to the machine that is named, and "
-        "to what else it was doing. Other packages are installed at the releases that `pyproject.toml` pins (groups `bench` and "
-        "`bench-streaming`), and used as their own documentation says; one that does not install is said to be missing."
+        "to what else it was doing. Other packages are installed at the releases that `pyproject.toml` pins (groups "
+        "`bench` and `bench-streaming`), and used as their own documentation says; one that does not install is said "
+        "to be missing."
     )
 
 
